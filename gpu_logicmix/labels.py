@@ -1,0 +1,145 @@
+"""The three-valued label: 1 present, 0 absent, unknown (-1 unless told otherwise).
+
+Everything here takes numpy arrays or torch tensors and gives back the same kind.
+
+- `logic_or`: OR of several labels, true whatever the unknown ones turn out to be (Chong et al., LogicMix, eq. 8).
+- `convert_labels`: to and from the encodings of other projects.
+- `hide_labels`: make a partially labeled data set out of a fully labeled one.
+- `label_counts`: how many labels are present, absent and unknown.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Labels = TypeVar("Labels", np.ndarray, Tensor)
+
+# (absent, unknown, present) in each encoding.
+ENCODINGS = {
+    "logic": (0, -1, 1),  # ours
+    "nan": (0, float("nan"), 1),  # mlcpl
+    "hcp": (-1, 0, 1),  # the SST / HST / SARB code (HCP-MLR-PL)
+}
+PROTOCOLS = ("uniform", "hcp", "per-class", "single-positive")
+
+
+def logic_or(targets: Tensor, dim: int = 1, unknown: float = -1) -> Tensor:
+    """OR over `dim`: 1 where any label is 1, 0 where all are 0, `unknown` elsewhere. The dtype is kept."""
+    return from_ranks(to_ranks(targets).amax(dim), targets.dtype, unknown)
+
+
+def to_ranks(targets: Tensor) -> Tensor:
+    """int8 in which absent 0 < unknown 1 < present 2. In this order OR is the maximum, in one byte a label."""
+    return (targets != 0).to(torch.int8) + (targets == 1)
+
+
+def from_ranks(ranks: Tensor, dtype: torch.dtype, unknown: float = -1) -> Tensor:
+    """Back from `to_ranks` to labels."""
+    labels = (ranks == 2).to(dtype)
+    if dtype is torch.bool or (dtype is torch.uint8 and unknown < 0):
+        return labels  # such labels cannot be unknown
+    return labels.masked_fill_(ranks == 1, unknown)
+
+
+def is_unknown(targets: Labels, unknown: float = -1) -> Labels:
+    """True where a label is unknown; `unknown` may be NaN, which equals nothing."""
+    return targets != targets if unknown != unknown else targets == unknown
+
+
+def convert_labels(targets: Labels, source: str, target: str) -> Labels:
+    """Translate labels between the encodings "logic" (-1 unknown, 0 absent, 1 present), "nan" (NaN unknown, as in
+    mlcpl) and "hcp" (-1 absent, 0 unknown, 1 present). The result is int8, or float32 for "nan"."""
+    for name, value in (("source", source), ("target", target)):
+        if value not in ENCODINGS:
+            raise ValueError(f"{name}={value!r}: the label encodings are {', '.join(ENCODINGS)}")
+    _check_values(targets, source)
+    absent, unknown, present = ENCODINGS[target]
+    if isinstance(targets, Tensor):
+        out = torch.full_like(targets, unknown, dtype=torch.float32 if target == "nan" else torch.int8)
+    else:
+        out = np.full_like(targets, unknown, dtype=np.float32 if target == "nan" else np.int8)
+    out[targets == ENCODINGS[source][0]] = absent
+    out[targets == ENCODINGS[source][2]] = present
+    return out
+
+
+class LabelCounts(NamedTuple):
+    positive: Labels
+    negative: Labels
+    unknown: Labels
+
+
+def label_counts(targets: Labels, dim: int | None = None, unknown: float = -1) -> LabelCounts:
+    """How many labels are 1, 0 and unknown: in all (`dim=None`), per category (`dim=0`) or per sample (`dim=1`)."""
+    masks = (targets == 1, targets == 0, is_unknown(targets, unknown))
+    return LabelCounts(*(mask.sum() if dim is None else mask.sum(dim) for mask in masks))
+
+
+def hide_labels(
+    targets: Labels,
+    known: float | int | tuple[int, int] | None = None,
+    seed: int = 0,
+    protocol: str = "uniform",
+) -> Labels:
+    """Make labels unknown (-1), to simulate a partially labeled data set.
+
+    targets: [N, C] of 0 and 1; labels that are -1 already stay so.
+    protocol:
+        "uniform"          each label is kept with probability `known`.
+        "hcp"              the same with the very mask of the SST, HST and SARB papers, so that runs compare label for
+                           label: numpy's global generator seeded with 0, whatever `seed` says.
+        "per-class"        `known` positives and as many negatives of each class, or `known=(positives, negatives)`; all
+                           there are, where a class has fewer.
+        "single-positive"  one positive label of each sample and nothing else; `known` plays no part.
+    The result has the dtype of `targets`, or int8 where that cannot hold -1. It depends on the values and `seed` alone,
+    not on the device or on numpy or torch.
+    """
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol={protocol!r}: the protocols are {', '.join(PROTOCOLS)}")
+    if targets.ndim != 2:
+        raise ValueError(f"targets must be [samples, categories], not of shape {tuple(targets.shape)}")
+    _check_values(targets, "logic")
+    labels = targets.cpu().numpy() if isinstance(targets, Tensor) else targets
+    rng = np.random.default_rng(seed)
+
+    if protocol in ("uniform", "hcp"):
+        if not isinstance(known, (int, float)) or not 0 <= known <= 1:
+            raise ValueError(f"known={known!r}: with protocol={protocol!r} it is the share of labels kept, from 0 to 1")
+        # RandomState(0) is what `numpy.random.seed(0); numpy.random.random(...)` draws from, without touching that.
+        draw = rng.random(labels.shape) if protocol == "uniform" else np.random.RandomState(0).random(labels.shape)  # noqa: NPY002
+        keep = draw < known
+    elif protocol == "per-class":
+        wanted = known if isinstance(known, tuple) else (known, known)
+        if len(wanted) != 2 or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in wanted):
+            raise ValueError(f"known={known!r}: with protocol='per-class' it is a number of labels, or (positive, negative)")
+        draw = rng.random(labels.shape)
+        keep = _lowest(draw, labels == 1, wanted[0], axis=0) | _lowest(draw, labels == 0, wanted[1], axis=0)
+    else:
+        keep = _lowest(rng.random(labels.shape), labels == 1, 1, axis=1)
+
+    if isinstance(targets, Tensor):
+        signed = targets.dtype.is_floating_point or targets.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
+        out = targets.to(targets.dtype if signed else torch.int8)
+        return out.masked_fill(torch.from_numpy(~keep).to(targets.device), -1)
+    out = labels.astype(labels.dtype if labels.dtype.kind in "if" else np.int8)
+    out[~keep] = -1
+    return out
+
+
+def _lowest(draw: np.ndarray, eligible: np.ndarray, count: int, axis: int) -> np.ndarray:
+    """True at the `count` eligible places with the lowest draw along `axis`: a random choice without replacement."""
+    rank = np.where(eligible, draw, np.inf).argsort(axis).argsort(axis)
+    return eligible & (rank < count)
+
+
+def _check_values(targets: Labels, encoding: str) -> None:
+    absent, unknown, present = ENCODINGS[encoding]
+    bad = (targets != absent) & (targets != present) & ~is_unknown(targets, unknown)
+    if bad.any():
+        where = tuple(int(i) for i in bad.nonzero()[0])
+        value = targets[where] if isinstance(targets, np.ndarray) else targets[where].item()
+        raise ValueError(f"targets[{', '.join(map(str, where))}] is {value}; labels are {present}, {absent} or {unknown}")

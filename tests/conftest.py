@@ -1,0 +1,24 @@
+"""Fixtures shared by all tests: where the real data is, and which devices to test on."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("GPU_LOGICMIX_SHARED", ROOT.parent / "shared"))
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+
+
+@pytest.fixture(params=DEVICES)
+def device(request) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with real data (a piece of COCO, its labels, ImageNet weights)."""
+    if not (SHARED / "data").is_dir():
+        pytest.skip(f"no real data at {SHARED}; set GPU_LOGICMIX_SHARED to the folder that holds data/ and weights/")
+    return SHARED
