@@ -5,24 +5,31 @@
     mix = GPULogicMix()
     images, targets = mix(images, targets)
 
-The names below load with torch alone. The others are imported when first used, since they need more packages
-(`pip install "gpu-logicmix[train]"`).
+The transform and the labels load with torch alone. What needs more packages (`pip install "gpu-logicmix[train]"`) is
+imported when it is first asked for.
 """
 
+from importlib import import_module
+
 from gpu_logicmix.labels import convert_labels, hide_labels, label_counts, logic_or
-from gpu_logicmix.mix import GPULogicMix, Mixup, MixPlan, MixupPME, MultiLabelMixup, OrMixup
 
 __version__ = "0.1.0"
 
+_LATER = {
+    "RandAugment": "randaugment",
+    "open_dataset": "data",
+}
+
 __all__ = [
-    "GPULogicMix",
-    "MixPlan",
-    "Mixup",
-    "MixupPME",
-    "MultiLabelMixup",
-    "OrMixup",
     "convert_labels",
     "hide_labels",
     "label_counts",
     "logic_or",
+    *_LATER,
 ]
+
+
+def __getattr__(name: str):
+    if name not in _LATER:
+        raise AttributeError(f"module 'gpu_logicmix' has no attribute {name!r}")
+    return getattr(import_module(f"gpu_logicmix.{_LATER[name]}"), name)

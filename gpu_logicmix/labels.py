@@ -115,7 +115,9 @@ def hide_labels(
     elif protocol == "per-class":
         wanted = known if isinstance(known, tuple) else (known, known)
         if len(wanted) != 2 or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in wanted):
-            raise ValueError(f"known={known!r}: with protocol='per-class' it is a number of labels, or (positive, negative)")
+            raise ValueError(
+                f"known={known!r}: with protocol='per-class' it is a number of labels, or (positive, negative)"
+            )
         draw = rng.random(labels.shape)
         keep = _lowest(draw, labels == 1, wanted[0], axis=0) | _lowest(draw, labels == 0, wanted[1], axis=0)
     else:
@@ -142,4 +144,6 @@ def _check_values(targets: Labels, encoding: str) -> None:
     if bad.any():
         where = tuple(int(i) for i in bad.nonzero()[0])
         value = targets[where] if isinstance(targets, np.ndarray) else targets[where].item()
-        raise ValueError(f"targets[{', '.join(map(str, where))}] is {value}; labels are {present}, {absent} or {unknown}")
+        raise ValueError(
+            f"targets[{', '.join(map(str, where))}] is {value}; labels are {present}, {absent} or {unknown}"
+        )
