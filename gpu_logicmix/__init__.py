@@ -12,6 +12,7 @@ imported when it is first asked for.
 from importlib import import_module
 
 from gpu_logicmix.labels import convert_labels, hide_labels, label_counts, logic_or
+from gpu_logicmix.mix import GPULogicMix, MixPlan, Mixup, MixupPME, MultiLabelMixup, OrMixup
 
 __version__ = "0.1.0"
 
@@ -21,11 +22,16 @@ _LATER = {
 }
 
 __all__ = [
+    "GPULogicMix",
+    "MixPlan",
+    "Mixup",
+    "MixupPME",
+    "MultiLabelMixup",
+    "OrMixup",
     "convert_labels",
     "hide_labels",
     "label_counts",
     "logic_or",
-    *_LATER,
 ]
 
 
@@ -33,3 +39,7 @@ def __getattr__(name: str):
     if name not in _LATER:
         raise AttributeError(f"module 'gpu_logicmix' has no attribute {name!r}")
     return getattr(import_module(f"gpu_logicmix.{_LATER[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_LATER])

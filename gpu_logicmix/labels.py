@@ -56,7 +56,7 @@ def convert_labels(targets: Labels, source: str, target: str) -> Labels:
     for name, value in (("source", source), ("target", target)):
         if value not in ENCODINGS:
             raise ValueError(f"{name}={value!r}: the label encodings are {', '.join(ENCODINGS)}")
-    _check_values(targets, source)
+    check_labels(targets, *ENCODINGS[source])
     absent, unknown, present = ENCODINGS[target]
     if isinstance(targets, Tensor):
         out = torch.full_like(targets, unknown, dtype=torch.float32 if target == "nan" else torch.int8)
@@ -102,7 +102,7 @@ def hide_labels(
         raise ValueError(f"protocol={protocol!r}: the protocols are {', '.join(PROTOCOLS)}")
     if targets.ndim != 2:
         raise ValueError(f"targets must be [samples, categories], not of shape {tuple(targets.shape)}")
-    _check_values(targets, "logic")
+    check_labels(targets)
     labels = targets.cpu().numpy() if isinstance(targets, Tensor) else targets
     rng = np.random.default_rng(seed)
 
@@ -110,7 +110,7 @@ def hide_labels(
         if not isinstance(known, (int, float)) or not 0 <= known <= 1:
             raise ValueError(f"known={known!r}: with protocol={protocol!r} it is the share of labels kept, from 0 to 1")
         # RandomState(0) is what `numpy.random.seed(0); numpy.random.random(...)` draws from, without touching that.
-        draw = rng.random(labels.shape) if protocol == "uniform" else np.random.RandomState(0).random(labels.shape)  # noqa: NPY002
+        draw = rng.random(labels.shape) if protocol == "uniform" else np.random.RandomState(0).random(labels.shape)
         keep = draw < known
     elif protocol == "per-class":
         wanted = known if isinstance(known, tuple) else (known, known)
@@ -138,12 +138,10 @@ def _lowest(draw: np.ndarray, eligible: np.ndarray, count: int, axis: int) -> np
     return eligible & (rank < count)
 
 
-def _check_values(targets: Labels, encoding: str) -> None:
-    absent, unknown, present = ENCODINGS[encoding]
+def check_labels(targets: Labels, absent: float = 0, unknown: float = -1, present: float = 1) -> None:
+    """Raise a ValueError that names the first label with another value. Waits for the device."""
     bad = (targets != absent) & (targets != present) & ~is_unknown(targets, unknown)
     if bad.any():
-        where = tuple(int(i) for i in bad.nonzero()[0])
-        value = targets[where] if isinstance(targets, np.ndarray) else targets[where].item()
-        raise ValueError(
-            f"targets[{', '.join(map(str, where))}] is {value}; labels are {present}, {absent} or {unknown}"
-        )
+        row, column = np.argwhere(bad.cpu().numpy() if isinstance(bad, Tensor) else bad)[0].tolist()
+        value = targets[row, column].item()
+        raise ValueError(f"targets[{row}, {column}] is {value}: must be {present}, {absent} or {unknown} (unknown)")
