@@ -27,10 +27,11 @@ from torch import Tensor, nn
 
 from gpu_logicmix.labels import check_labels, from_ranks, is_unknown, to_ranks
 
-# Rows handed to `embedding_bag` are at most this long, so that a sum stays in the first-level cache while it grows.
-_ROW = 16384
+# Samples are cut into rows of at most this many numbers, so that a sum stays in the first-level cache while it grows.
+_ROW = 4096
 # Labels of a batch are gathered in pieces of at most this many bytes: 80 categories in one, 9,605 in several.
 _GATHER = 1 << 21
+_BANK = ("bank_images", "bank_targets", "bank_seen")
 
 
 class MixPlan(NamedTuple):
@@ -43,7 +44,7 @@ class MixPlan(NamedTuple):
     index: Tensor  # [B, k_max] int64; places past `size` repeat the sample itself
     size: Tensor  # [B] int64: 1 where a sample stays as it is
     mixed: Tensor  # [B] bool: size > 1
-    weight: Tensor | None = None  # [B, k_max] float32: the share of each image, 0 past `size`; None: 1 / size each
+    weight: Tensor | None = None  # [B, k_max] float32: the share of each image, 1 in all; None: 1 / size each
 
 
 def draw_groups(batch_size: int, k: int, pool: int | Tensor, device=None, generator=None) -> Tensor:
@@ -75,52 +76,40 @@ def mix_images(images: Tensor, plan: MixPlan, table: Tensor | None = None) -> Te
     rows = table.permute(order)
     shape = (images.shape[0], *rows.shape[1:])
     rows = rows.reshape(rows.shape[0], -1)  # a view, unless `images` has holes in it
-    if images.dtype == torch.uint8:
-        out = _mean_of_bytes(rows, plan)
-    else:
-        out = _sum_rows(rows, plan.index, plan.size, _weight(plan))
-    return out.view(shape).permute(_inverse(order))
+    if rows.dtype == torch.uint8:
+        return _mean_of_bytes(rows, plan).view(shape).permute(_inverse(order))
+    return _sum_rows(rows, plan.index, _weight(plan, rows.dtype)).view(shape).permute(_inverse(order))
 
 
-def _weight(plan: MixPlan) -> Tensor:
-    if plan.weight is not None:
-        return plan.weight
-    inside = torch.arange(plan.index.shape[1], device=plan.size.device) < plan.size[:, None]
-    return inside / plan.size[:, None]
+def _weight(plan: MixPlan, dtype: torch.dtype) -> Tensor:
+    """[B, k_max] that sums to 1: the share of the image at each place of `plan.index`.
 
-
-def _sum_rows(rows: Tensor, index: Tensor, size: Tensor, weight: Tensor) -> Tensor:
-    """out[i] = sum of weight[i, k] * rows[index[i, k]] over k < size[i], in one pass without a temporary.
-
-    `embedding_bag` is just that, on every device and for every floating type. Samples are cut into shorter rows.
+    Places past the size of a group repeat the sample itself, so its share is split over them: no weight is 0, which
+    would turn an infinite pixel into NaN. Halves, smallest first, add up without rounding, so a group of one comes out
+    bit for bit.
     """
-    batch, k = index.shape
+    if plan.weight is not None:
+        return plan.weight.to(dtype)
+    k_max = plan.index.shape[1]
+    place, size = torch.arange(k_max, device=plan.size.device), plan.size[:, None]
+    weight = torch.where(place < size, 1.0, torch.exp2((place - k_max).float()))
+    weight[:, 0] = torch.exp2((plan.size - k_max).float())
+    return weight.to(dtype) / size
+
+
+def _sum_rows(rows: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+    """out[i] = sum over k of weight[i, k] * rows[index[i, k]], in one pass and without a temporary.
+
+    That is `embedding_bag`, which every device has for every floating type; it adds half precision up in float32. All
+    groups have the same length, because ragged ones would need to know on the host how long they are. Reading the
+    sample itself again costs next to nothing: each row is short enough to be still in the first-level cache.
+    """
     cuts = _cuts(rows.shape[1])
     piece = torch.arange(cuts, device=index.device)[:, None]
-    index = (index[:, None] * cuts + piece).view(-1, k)
+    bags = (index[:, None] * cuts + piece).flatten(0, 1)
     table = rows.reshape(-1, rows.shape[1] // cuts)
-    weight = weight.to(rows.dtype)
-    if rows.requires_grad:
-        # Full bags padded with weight 0: the backward of `embedding_bag` cannot have indices that no bag uses.
-        weight = weight.repeat_interleave(cuts, dim=0)
-        return F.embedding_bag(index, table, mode="sum", per_sample_weights=weight).view(batch, -1)
-    size = size.repeat_interleave(cuts)
-    # Close up the ragged groups: slot s belongs to the first bag that ends after s. What is left over at the end, a
-    # share that only the device knows, lies behind the last offset and is never read.
-    end = size.cumsum(0)
-    slot = torch.arange(index.numel(), device=index.device)
-    bag = torch.searchsorted(end, slot, right=True).clamp_(max=end.shape[0] - 1)
-    place = (slot - (end - size)[bag]).clamp_(max=k - 1)
-    offsets = F.pad(end, (1, 0))
-    out = F.embedding_bag(
-        index[bag, place],
-        table,
-        offsets,
-        mode="sum",
-        per_sample_weights=weight[bag // cuts, place],
-        include_last_offset=True,
-    )
-    return out.view(batch, -1)
+    out = F.embedding_bag(bags, table, mode="sum", per_sample_weights=weight.repeat_interleave(cuts, dim=0))
+    return out.view(len(index), -1)
 
 
 def _cuts(length: int) -> int:
@@ -135,12 +124,13 @@ def _mean_of_bytes(rows: Tensor, plan: MixPlan) -> Tensor:
     """Like `_sum_rows` for uint8, rounded to nearest (halves to even). In columns, to keep the float copy small."""
     out = rows.new_empty(plan.index.shape[0], rows.shape[1])
     step = -(-rows.shape[1] // 16)
+    inside = (torch.arange(plan.index.shape[1], device=rows.device) < plan.size[:, None]).float()
     for column in range(0, rows.shape[1], step):
         piece = rows[:, column : column + step].float()
         if plan.weight is None:  # the sum of bytes is exact, so only the division rounds
-            mean = _sum_rows(piece, plan.index, plan.size, torch.ones_like(plan.index)).div_(plan.size[:, None])
+            mean = _sum_rows(piece, plan.index, inside).div_(plan.size[:, None])
         else:
-            mean = _sum_rows(piece, plan.index, plan.size, plan.weight)
+            mean = _sum_rows(piece, plan.index, plan.weight)
         out[:, column : column + step] = mean.round_()
     return out
 
@@ -179,21 +169,21 @@ class _Mix(nn.Module):
         self._check(images, targets, plan)
         if images.shape[0] == 0:
             return images, targets
-        return self._apply(images, targets, self.plan(images.shape[0], images.device) if plan is None else plan)
+        return self._mix(images, targets, self.plan(images.shape[0], images.device) if plan is None else plan)
 
     def _draw(self, batch_size: int, device) -> MixPlan:
         """Two samples of each group, the first with the share that `_share` draws."""
         index = draw_groups(batch_size, 2, batch_size, device, self.generator)
         share = self._share(batch_size, device)
-        if batch_size == 1:
-            index, share = torch.zeros_like(index), torch.ones_like(share)
+        if batch_size == 1:  # with itself, which half and half leaves as it is
+            index, share = torch.zeros_like(index), torch.full_like(share, 0.5)
         size = torch.full((batch_size,), min(2, batch_size), device=device)
         return MixPlan(index, size, size > 1, torch.stack([share, 1 - share], dim=1))
 
     def _share(self, batch_size: int, device) -> Tensor:
         raise NotImplementedError
 
-    def _apply(self, images: Tensor, targets: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor]:
+    def _mix(self, images: Tensor, targets: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor]:
         return mix_images(images, plan), self._mix_targets(targets, plan)
 
     def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:
@@ -267,10 +257,9 @@ class GPULogicMix(_Mix):
                 raise ValueError(f"{name}={value}: must be {rule}")
         self.p, self.k_min, self.k_max, self.bank = p, k_min, k_max, bank
         if bank:
-            # The ring is made by the first batch, which brings the shape. Sample number n lies in row n % length.
-            self.register_buffer("bank_images", None)
-            self.register_buffer("bank_targets", None)
-            self.register_buffer("bank_seen", torch.zeros((), dtype=torch.int64))
+            # The ring is made by the first batch, which brings shape and device. Sample number n lies in row n % length.
+            for name in _BANK:
+                self.register_buffer(name, None)
 
     def extra_repr(self) -> str:
         bank = f", bank={self.bank}" if self.bank else ""
@@ -278,7 +267,7 @@ class GPULogicMix(_Mix):
 
     def _draw(self, batch_size: int, device) -> MixPlan:
         pool = batch_size
-        if self.bank:
+        if self.bank and self.bank_seen is not None:
             pool = batch_size + self.bank_seen.to(device).clamp(max=self.bank)
         index = draw_groups(batch_size, self.k_max, pool, device, self.generator)
         k = torch.randint(self.k_min, self.k_max + 1, (batch_size,), device=device, generator=self.generator)
@@ -287,7 +276,7 @@ class GPULogicMix(_Mix):
         inside = torch.arange(self.k_max, device=device) < size[:, None]
         return MixPlan(torch.where(inside, index, index[:, :1]), size, size > 1)
 
-    def _apply(self, images: Tensor, targets: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor]:
+    def _mix(self, images: Tensor, targets: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor]:
         if not self.bank:
             return mix_images(images, plan), or_targets(targets, plan, self.unknown)
         row = self._remember(images, targets, plan.index)
@@ -302,14 +291,14 @@ class GPULogicMix(_Mix):
     def reset_bank(self) -> None:
         """Forget all earlier samples, for instance before the image size changes."""
         if self.bank:
-            self.bank_images = self.bank_targets = None
-            self.bank_seen = torch.zeros_like(self.bank_seen)
+            self.bank_images = self.bank_targets = self.bank_seen = None
 
     def _remember(self, images: Tensor, targets: Tensor, index: Tensor) -> Tensor:
         """Write the batch over the oldest samples of the ring and say in which rows the samples of `index` lie."""
         batch = len(images)
-        if self.bank_images is None:
+        if self.bank_seen is None:
             self.bank_images, self.bank_targets = self._ring(images, batch), self._ring(targets, batch)
+            self.bank_seen = torch.zeros((), dtype=torch.int64, device=images.device)
         for name, new, old in (("images", images, self.bank_images), ("targets", targets, self.bank_targets)):
             if new.shape[1:] != old.shape[1:] or new.dtype != old.dtype:
                 raise ValueError(
@@ -342,8 +331,8 @@ class GPULogicMix(_Mix):
             setattr(self, name, new)
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        for name in ("bank_images", "bank_targets") if self.bank else ():
-            saved = state_dict.get(prefix + name)  # take the shape from there, as the first batch would bring it
+        for name in _BANK if self.bank else ():
+            saved = state_dict.get(prefix + name)  # brings the shape, as the first batch would
             setattr(self, name, None if saved is None else saved.clone())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -425,7 +414,7 @@ class MixupPME(_Mix):
 
 def _soft(targets: Tensor, plan: MixPlan) -> Tensor:
     targets = _floating(targets)
-    weight = _weight(plan).to(targets.dtype)
+    weight = _weight(plan, targets.dtype)
     return weight[:, :1] * targets + weight[:, 1:] * targets[plan.index[:, 1]]
 
 

@@ -1,0 +1,89 @@
+"""What the benchmarks share: interleaved timing, memory, the machine they ran on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def environment(device: torch.device, packages: tuple[str, ...] = ("torch", "torchvision", "timm", "kornia", "mlcpl")):
+    """Where figures were measured: they mean little without it."""
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = None
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "packages": versions,
+    }
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def interleave(functions: dict[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, list[float]]:
+    """Seconds of each call. All functions take turns, so that what slows the machine down slows all of them."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for turn in range(rounds + 1):  # the first turn warms up
+        for name, function in functions.items():
+            _synchronize(device)
+            start = time.perf_counter()
+            result = function()
+            _synchronize(device)
+            if turn:
+                times[name].append(time.perf_counter() - start)
+            del result
+    return times
+
+
+def median_ms(times: list[float]) -> float:
+    return statistics.median(times) * 1e3
+
+
+def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
+    """The most memory that one call holds at a time above what was there before, its result included."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        function()
+        return torch.cuda.max_memory_allocated(device) - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        result = function()
+    del result
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+def save_json(data: dict, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,211 @@
+"""LogicMix against what else one could put into a training step.
+
+    python bench/mix.py                          # everything: bench/results/mix.json and mix.png, some minutes
+    python bench/mix.py --rounds 5 --only 224    # only the rows that have "224" in their name
+
+Every method gets the same batch in the same process, taking turns; figures are medians. `clone` copies images and
+targets: no method that returns a new batch can be faster. timm writes into the batch it is given and takes class
+numbers where the others take a label matrix; Kornia takes class numbers too. A dash: the method refuses the type.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import RESULTS, environment, interleave, median_ms, peak_bytes, save_json
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from gpu_logicmix import GPULogicMix
+
+SHAPES = [(32, 3, 448, 448), (128, 3, 224, 224), (1024, 3, 64, 64), (8, 3, 448, 448)]
+DTYPES = [torch.float32, torch.bfloat16, torch.uint8]
+GROUPS = [(2, 3), (2, 8)]
+CATEGORIES = [80, 9605]
+OURS = "GPULogicMix"
+
+
+def methods(shape: tuple, dtype: torch.dtype, k: tuple[int, int], categories: int, device) -> dict[str, Callable]:
+    """Name -> a call without arguments that mixes one batch."""
+    import kornia.augmentation as K
+    from mlcpl.augs.logic_mix import logic_mix_with_batch
+    from timm.data.mixup import Mixup
+    from torchvision.transforms.v2 import MixUp
+
+    images = torch.rand(shape, device=device)
+    images = (images * 255).to(dtype) if dtype == torch.uint8 else images.to(dtype)
+    targets = torch.randint(-1, 2, (shape[0], categories), device=device).float()
+    with_nan = targets.masked_fill(targets < 0, torch.nan)
+    classes = torch.randint(categories, (shape[0],), device=device)
+    scratch = images.clone()  # timm writes into it
+    ours = GPULogicMix(k_min=k[0], k_max=k[1])
+    batch = Mixup(mixup_alpha=1.0, mode="batch", num_classes=categories)
+    elem = Mixup(mixup_alpha=1.0, mode="elem", num_classes=categories)
+    torchvision_mixup = MixUp(num_classes=categories)
+    kornia_mixup = K.RandomMixUpV2(p=1.0, data_keys=["input", "class"])
+    return {
+        "clone": lambda: (images.clone(), targets.clone()),
+        OURS: lambda: ours(images, targets),
+        "timm batch": lambda: batch(scratch, classes),
+        "timm elem": lambda: elem(scratch, classes),
+        "torchvision": lambda: torchvision_mixup(images, targets),
+        "Kornia": lambda: kornia_mixup(images, classes),
+        "mlcpl": lambda: logic_mix_with_batch(images, with_nan, 0.5, *k),
+    }
+
+
+def working(functions: dict[str, Callable]) -> dict[str, Callable]:
+    """Those that take this type of image at all."""
+    kept = {}
+    for name, function in functions.items():
+        try:
+            function()
+        except (RuntimeError, TypeError, ValueError):
+            if name in ("clone", OURS):
+                raise
+        else:
+            kept[name] = function
+    return kept
+
+
+def measure_rows(rounds: int, only: str, device: torch.device, progress: Progress) -> list[dict]:
+    grid = list(itertools.product(SHAPES, DTYPES, GROUPS, CATEGORIES))
+    named = [(f"{'x'.join(map(str, s))} {str(d)[6:]} K {k[0]}-{k[1]} C {c}", s, d, k, c) for s, d, k, c in grid]
+    named = [row for row in named if only in row[0]]
+    rows = []
+    for name, *case in progress.track(named, description="methods"):
+        functions = methods(*case, device)
+        kept = working(functions)
+        times = interleave(kept, rounds, device)
+        clone = median_ms(times["clone"])
+        row = {"name": name, "shape": case[0], "dtype": str(case[1])[6:], "k": case[2], "categories": case[3]}
+        row["methods"] = {
+            method: {
+                "ms": median_ms(times[method]),
+                "images_per_s": case[0][0] / median_ms(times[method]) * 1e3,
+                "times_clone": median_ms(times[method]) / clone,
+                "peak_bytes": peak_bytes(kept[method], device),
+            }
+            if method in kept
+            else None
+            for method in functions
+        }
+        rows.append(row)
+    return rows
+
+
+def measure_growth(rounds: int, device: torch.device, progress: Progress) -> dict[str, dict[int, dict[str, float]]]:
+    """ms of ours and of clone over the batch size (K 2-3) and over k_max (batch 256), at 3x64x64 and 80 categories."""
+    growth: dict[str, dict[int, dict[str, float]]] = {"batch": {}, "k_max": {}}
+    cases = [("batch", b, b, 3) for b in (64, 128, 256, 512, 1024, 2048, 4096)]
+    cases += [("k_max", k, 256, k) for k in (2, 3, 4, 6, 8, 12, 16)]
+    for over, x, batch, k_max in progress.track(cases, description="growth"):
+        images, targets = torch.rand(batch, 3, 64, 64, device=device), torch.randint(-1, 2, (batch, 80), device=device)
+        mix = GPULogicMix(k_max=k_max)
+        calls = {
+            "clone": lambda images=images, targets=targets: (images.clone(), targets.clone()),
+            OURS: lambda mix=mix, images=images, targets=targets: mix(images, targets),
+        }
+        growth[over][x] = {name: median_ms(t) for name, t in interleave(calls, 3 * rounds, device).items()}
+    return growth
+
+
+def show(rows: list[dict], console: Console) -> None:
+    for row in rows:
+        table = Table(title=row["name"], title_justify="left")
+        for column in ("method", "ms", "images/s", "x clone", "peak MB"):
+            table.add_column(column, justify="left" if column == "method" else "right")
+        for name, figures in row["methods"].items():
+            if figures is None:
+                table.add_row(name, *"----")
+                continue
+            table.add_row(
+                f"[bold]{name}[/]" if name == OURS else name,
+                f"{figures['ms']:.2f}",
+                f"{figures['images_per_s']:,.0f}",
+                f"{figures['times_clone']:.2f}",
+                f"{figures['peak_bytes'] / 1e6:.1f}",
+            )
+        console.print(table)
+
+
+def verdict(rows: list[dict], console: Console) -> None:
+    """The rows in which a peer was faster, said aloud."""
+    slower = []
+    for row in rows:
+        ours = row["methods"][OURS]["ms"]
+        for name, figures in row["methods"].items():
+            if name not in ("clone", OURS) and figures and figures["ms"] <= ours:
+                slower.append(f"{row['name']}: {name} {figures['ms']:.2f} ms, {OURS} {ours:.2f} ms")
+    console.print(f"{OURS} was the fastest in {len(rows)} of {len(rows)} rows." if not slower else "Faster than ours:")
+    for line in slower:
+        console.print("  " + line)
+
+
+def plot(data: dict, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [r for r in data["rows"] if r["dtype"] == "float32" and r["categories"] == 80 and tuple(r["k"]) == (2, 3)]
+    figure, (bars, batch, k_max) = plt.subplots(1, 3, figsize=(15, 4.5), width_ratios=[2, 1, 1], layout="constrained")
+    shades = ["#999999", "#d55e00", *plt.cm.Blues([0.35, 0.5, 0.65, 0.8, 0.95])]
+    colours = dict(zip(data["rows"][0]["methods"], shades, strict=True))
+    for offset, (name, colour) in enumerate(colours.items()):
+        x = [i + (offset - 3) * 0.12 for i in range(len(rows))]
+        y = [row["methods"][name]["times_clone"] for row in rows]
+        drawn = bars.bar(x, y, 0.12, label=name, color=colour)
+        bars.bar_label(drawn, fmt="%.1f", fontsize=7)
+    bars.set_xticks(range(len(rows)), ["x".join(map(str, row["shape"])) for row in rows])
+    bars.axhline(1, color="#999999", linewidth=0.8)
+    bars.set_title("Time of one batch, as a multiple of copying it (float32, K 2-3, 80 categories)", fontsize=10)
+    bars.legend(fontsize=8, ncols=2)
+    for axes, over, label in ((batch, "batch", "batch size"), (k_max, "k_max", "k_max (batch 256)")):
+        x = [int(v) for v in data["growth"][over]]
+        for name in ("clone", OURS):
+            axes.plot(x, [v[name] for v in data["growth"][over].values()], "o-", label=name, color=colours[name])
+        axes.set_xlabel(label)
+        axes.set_ylabel("ms, 3x64x64")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)
+    batch.set_xscale("log", base=2)
+    batch.set_yscale("log", base=2)
+    batch.set_ylim(bottom=None)
+    on = data["environment"]
+    figure.suptitle(f"{on['device']}, {on['threads']} threads, torch {on['packages']['torch']}", fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11, help="turns of each method in each row (default 11)")
+    parser.add_argument("--only", default="", help="only rows whose name has this in it; no growth curves then")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for mix.json and mix.png")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    console = Console()
+    with Progress(console=console, transient=True) as progress:
+        rows = measure_rows(options.rounds, options.only, device, progress)
+        growth = {} if options.only else measure_growth(options.rounds, device, progress)
+    show(rows, console)
+    verdict(rows, console)
+    if not options.only:
+        data = {"environment": environment(device), "rounds": options.rounds, "rows": rows, "growth": growth}
+        save_json(data, options.out / "mix.json")
+        plot(data, options.out / "mix.png")
+        console.print(f"written: {options.out / 'mix.json'}, {options.out / 'mix.png'}")
+
+
+if __name__ == "__main__":
+    main()
