@@ -18,7 +18,17 @@ __version__ = "0.1.0"
 
 _LATER = {
     "RandAugment": "randaugment",
+    "PartialAsymmetricLoss": "losses",
+    "PartialBCELoss": "losses",
+    "PartialFocalLoss": "losses",
+    "DecoupledAsymmetricLoss": "losses",
+    "average_precision": "metrics",
+    "mean_average_precision": "metrics",
+    "build_model": "model",
     "open_dataset": "data",
+    "CurriculumLabels": "curriculum",
+    "category_wise_fine_tune": "cft",
+    "CFTRecord": "cft",
 }
 
 __all__ = [

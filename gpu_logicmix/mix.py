@@ -257,7 +257,7 @@ class GPULogicMix(_Mix):
                 raise ValueError(f"{name}={value}: must be {rule}")
         self.p, self.k_min, self.k_max, self.bank = p, k_min, k_max, bank
         if bank:
-            # The ring is made by the first batch, which brings shape and device. Sample number n lies in row n % length.
+            # The first batch makes the ring, as it brings shape and device. Sample number n lies in row n % length.
             for name in _BANK:
                 self.register_buffer(name, None)
 
