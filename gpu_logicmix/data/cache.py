@@ -250,8 +250,8 @@ def _check_disk(folder: Path, part: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(folder).free + taken
     if needed > free:
         raise DataError(
-            f"{folder}: the cache needs {_gb(needed)} for {what}, but only {_gb(free)} are free; choose another folder, "
-            "a smaller size, or go without a cache"
+            f"{folder}: the cache needs {_gb(needed)} for {what}, but only {_gb(free)} are free; choose another "
+            "folder, a smaller size, or go without a cache"
         )
 
 

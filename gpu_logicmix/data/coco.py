@@ -105,5 +105,5 @@ def _check_unique(file: Path, key: str, field: str, entries: list[dict]) -> None
         first = seen.setdefault(entry[field], number)
         if first != number:
             raise DataError(
-                f"{file}: {key}[{number}] has the same {field} as {key}[{first}]: {entry[field]!r}; remove one of the two"
+                f"{file}: {key}[{number}] has the same {field} as {key}[{first}], {entry[field]!r}; remove one of them"
             )

@@ -10,6 +10,7 @@ in channels_last order, the order of both the decoder and the convolutions, so n
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ def read_image(path: str | Path, size: int) -> Tensor:
             limit = Image.MAX_IMAGE_PIXELS
             if limit and image.width * image.height > limit:
                 raise BadImage(
-                    f"{path}: {image.width} x {image.height} pixels are more than the limit of {limit:,}; make it smaller "
+                    f"{path}: {image.width} x {image.height} pixels are over the limit of {limit:,}; make it smaller "
                     "(or raise PIL.Image.MAX_IMAGE_PIXELS, if you trust the file)"
                 )
             # Large JPEGs can be decoded at 1/2, 1/4 or 1/8; never below twice the wanted size, where it would show.
@@ -59,10 +60,8 @@ def read_image(path: str | Path, size: int) -> Tensor:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    try:
+    with contextlib.suppress(Exception):  # damaged EXIF in a sound image is no reason to lose the image
         ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # damaged EXIF in a sound image: a camera's mistake, and no reason to lose the image
-        pass
     return image
 
 

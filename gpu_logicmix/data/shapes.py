@@ -2,7 +2,7 @@
 
 Twelve categories on cluttered ground. Some are common and some are rare (from 4 in 10 pictures down to 4 in 100), and
 they keep company: each picture belongs to one of four scenes, which favours some categories over others. Things are
-small, turned, partly covered and often pale, and the clutter holds things that are nearly, but not quite, of a category.
+small, turned, partly covered and often pale, and the clutter holds things that are nearly of a category.
 
 Picture i depends on (seed, split, i) alone, not on what else is drawn or in which order.
 """
@@ -16,9 +16,9 @@ from torch import Tensor
 from gpu_logicmix.data.files import DataError, check_choice
 from gpu_logicmix.data.images import ImageDataset
 
-CATEGORIES = (
-    "circle square triangle stripes ring star dots cross hexagon checks crescent zigzag"  # from common to rare
-).split()
+# From common to rare.
+CATEGORIES = ["circle", "square", "triangle", "stripes", "ring", "star"]
+CATEGORIES += ["dots", "cross", "hexagon", "checks", "crescent", "zigzag"]
 FREQUENCY = np.array([0.42, 0.36, 0.29, 0.23, 0.20, 0.16, 0.13, 0.11, 0.09, 0.07, 0.055, 0.04])
 # How much more or less often each scene shows a category than the average; columns have mean 1.
 SCENES = np.array(

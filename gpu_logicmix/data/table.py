@@ -54,6 +54,12 @@ def list_csv(path: Path, split: str, *, others: str = "absent") -> Listing:
         categories, labels = _labels_listed(path, file, header, rows, -1 if others == "unknown" else 0)
     else:
         categories, labels = _labels_in_columns(file, header, rows)
+        if path.is_dir() and split != "train" and (path / "train.csv").exists():
+            of_train = [name for name in _read(path / "train.csv")[0] if name not in ("image", "split")]
+            if categories != of_train:
+                raise DataError(
+                    f"{file}: its columns are not those of train.csv; give both the same, in the same order"
+                )
     return Listing(file.parent, names, names, labels, categories, missing)
 
 
@@ -133,7 +139,7 @@ def _labels_listed(path: Path, file: Path, header: list[str], rows: list, other:
         for name in names:
             if name not in column:
                 raise DataError(
-                    f"{file}, line {rows[row][0]}: category {name!r} is not among the {len(categories)} of {source.name}; "
+                    f"{file}, line {rows[row][0]}: category {name!r} is not in the list of {source.name}; "
                     "add it there, or correct the row"
                 )
             labels[row, column[name]] = 1

@@ -9,10 +9,19 @@ import numpy as np
 
 from gpu_logicmix.data.files import DataError, Listing, check_choice, check_paths, read_names, read_text
 
-CATEGORIES = (
-    "aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant sheep "
-    "sofa train tvmonitor"
-).split()
+CATEGORIES = ["aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"]
+CATEGORIES += [
+    "diningtable",
+    "dog",
+    "horse",
+    "motorbike",
+    "person",
+    "pottedplant",
+    "sheep",
+    "sofa",
+    "train",
+    "tvmonitor",
+]
 
 
 def list_voc2007(root: Path, split: str, *, difficult: str = "present") -> Listing:
