@@ -90,15 +90,13 @@ class CacheSource:
 
     def __init__(self, file: Path, count: int, size: int, bad: dict[int, str]) -> None:
         self.file, self.count, self.size, self.bad = file, count, size, bad
-        self._images: Tensor | None = None
+        self._images: np.ndarray | None = None
 
     @property
-    def images(self) -> Tensor:
+    def images(self) -> np.ndarray:
         if self._images is None:
-            length = self.count * self.size * self.size * 3
-            # Private and never written to: pages are shared by all processes that read them.
-            mapped = torch.from_file(str(self.file), shared=False, size=length, dtype=torch.uint8)
-            self._images = mapped.view(self.count, self.size, self.size, 3)
+            shape = (self.count, self.size, self.size, 3)
+            self._images = np.memmap(self.file, dtype=np.uint8, mode="r", shape=shape)
         return self._images
 
     def __getstate__(self) -> dict:
@@ -107,10 +105,12 @@ class CacheSource:
     def read(self, index: int) -> Tensor:
         if index in self.bad:
             raise BadImage(self.bad[index])
-        return self.images[index].clone()
+        return torch.from_numpy(np.array(self.images[index]))
 
     def gather(self, rows: np.ndarray) -> Tensor:
-        return self.images.index_select(0, torch.from_numpy(rows))
+        out = torch.empty(len(rows), self.size, self.size, 3, dtype=torch.uint8)
+        np.take(self.images, rows, axis=0, out=out.numpy(), mode="clip")  # "raise" would copy twice
+        return out
 
     def fingerprint(self) -> str:
         raise DataError("this dataset is read from a cache already")

@@ -57,9 +57,7 @@ def list_csv(path: Path, split: str, *, others: str = "absent") -> Listing:
         if path.is_dir() and split != "train" and (path / "train.csv").exists():
             of_train = [name for name in _read(path / "train.csv")[0] if name not in ("image", "split")]
             if categories != of_train:
-                raise DataError(
-                    f"{file}: its columns are not those of train.csv; give both the same, in the same order"
-                )
+                raise DataError(f"{file}: its columns are not those of train.csv; give both the same in the same order")
     return Listing(file.parent, names, names, labels, categories, missing)
 
 
