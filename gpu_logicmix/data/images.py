@@ -154,7 +154,7 @@ class ImageDataset(torch.utils.data.Dataset):
             index = int(index) % len(self)
             return self.source.read(index).permute(2, 0, 1), torch.from_numpy(self._labels[index].copy()), index
         rows = np.asarray(index, dtype=np.int64)
-        if len(rows) and not (0 <= rows.min() and rows.max() < len(self)):
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise IndexError(f"indices {rows.min()} to {rows.max()} are out of range: there are {len(self):,} images")
         if self.on_bad_image == "skip":
             rows = rows[~self.bad.numpy()[rows]]

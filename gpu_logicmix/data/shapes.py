@@ -37,14 +37,19 @@ TEXTURES = {"stripes", "dots", "checks", "zigzag"}
 def open_shapes(split: str, size: int = 64, *, count: int | None = None, seed: int = 0) -> ImageDataset:
     """count: of pictures; 4,000 for "train" and 1,000 for "val" and "test" unless given."""
     check_choice("split", split, tuple(SPLITS))
-    count = COUNTS[split] if count is None else int(count)
-    if count < 1:
-        raise DataError(f"count={count}: must be at least 1")
+    count, seed = _whole("count", COUNTS[split] if count is None else count, 1), _whole("seed", seed, 0)
     if size < 16:
         raise DataError(f"size={size}: shapes cannot be told apart below 16")
-    source = ShapesSource(split, count, size, int(seed))
+    source = ShapesSource(split, count, size, seed)
     ids = [f"{split}-{i}" for i in range(count)]
     return ImageDataset("shapes", split, source, source.labels, CATEGORIES, ids)
+
+
+def _whole(name: str, value: int | str, least: int) -> int:
+    """Options from the command line are text."""
+    if not str(value).isdecimal() or int(value) < least:
+        raise DataError(f"{name}={value!r}: must be a whole number of at least {least}")
+    return int(value)
 
 
 class ShapesSource:
