@@ -89,6 +89,8 @@ def _open(data: str, split: str, size: int | None, options: list[str] | None, on
         name, equals, value = option.partition("=")
         if not equals:
             raise DataError(f"--option {option!r}: write NAME=VALUE")
+        if name in ("spec", "split", "size", "on_bad_image"):
+            raise DataError(f"--option {option!r}: no option of a dataset; write --{name.replace('_', '-')} {value}")
         chosen[name] = value
     with console.status(f"opening {_escape(data)} {split} …"):
         return open_dataset(data, split, size, on_bad_image=on_bad_image, **chosen)

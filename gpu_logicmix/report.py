@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from gpu_logicmix.labels import label_counts
-from gpu_logicmix.mix import GPULogicMix
+from gpu_logicmix.mix import GPULogicMix, MixPlan, or_targets
 
 PRESENT, UNKNOWN, ABSENT = "#0072B2", "#E69F00", "#999999"
 # Darker for letters on white: contrast at least 4.5 to 1.
@@ -116,14 +116,14 @@ def _font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
 
 
 def mixed_labels(labels: np.ndarray, mix: GPULogicMix, batch_size: int, seed: int = 0) -> np.ndarray:
-    """What one epoch of shuffled batches makes of the labels. `mix` itself does it, on images of one pixel."""
+    """What one epoch of shuffled batches makes of the labels: a plan for each batch, all of them applied at once."""
     torch.manual_seed(seed)
-    out = []
-    order = torch.randperm(len(labels))
-    for rows in order.split(batch_size):
-        _, targets = mix(torch.zeros(len(rows), 1, 1, 1), torch.from_numpy(labels[rows.numpy()]))
-        out.append(targets.numpy())
-    return np.concatenate(out)
+    rows, plans = [], []
+    for batch in torch.randperm(len(labels)).split(batch_size):
+        plans.append(mix.plan(len(batch)))
+        rows.append(batch[plans[-1].index])
+    size = torch.cat([plan.size for plan in plans])
+    return or_targets(torch.from_numpy(labels), MixPlan(torch.cat(rows), size, size > 1)).numpy()
 
 
 class Share(NamedTuple):
@@ -152,7 +152,8 @@ def stats_figure(shares: Sequence[Share], categories: Sequence[str], title: str)
     axes = figure.add_subplot(grid[1, :])
     for share, colour, offset in ((before, "#56B4E9", -0.2), (after, PRESENT, 0.2)):
         axes.bar(x + offset, label_counts(share.labels, 0).positive[order], 0.4, color=colour, label=share.title)
-    axes.set_yscale("log")
+    axes.set_yscale("symlog", linthresh=1)  # log, but with a place for 0
+    axes.set_ylim(bottom=0)
     axes.set_ylabel("samples in which it is\nknown to be present")
     axes.legend(frameon=False, loc="upper right")
     shared = axes
@@ -189,9 +190,10 @@ def _plot_means(axes, shares: Sequence[Share], count: int) -> None:
         values = np.array([getattr(c, field) / max(len(s.labels), 1) for c, s in zip(counts, shares, strict=True)])
         name = {"positive": "present", "negative": "absent"}.get(field, field)
         axes.barh(y, values, left=left, color=colour, label=name)
+        ink = "white" if field == "positive" else "black"
         for at, value, start in zip(y, values, left, strict=True):
             if value > count * 0.09:
-                axes.text(start + value / 2, at, f"{value:.1f}", ha="center", va="center", fontsize=9)
+                axes.text(start + value / 2, at, f"{value:.1f}", ha="center", va="center", fontsize=9, color=ink)
             elif field == "positive":
                 axes.text(start + count * 0.01, at + 0.43, f"{value:.2f}", fontsize=9, color=PRESENT_TEXT)
             elif field == "negative":
@@ -211,6 +213,6 @@ def _plot_histogram(axes, before: Share, after: Share, value: int, name: str) ->
     for c, share, colour in zip(counts, (before, after), (light, dark), strict=True):
         weights = np.full(len(c), 100 / max(len(c), 1))
         axes.hist(c, bins, weights=weights, histtype="step", lw=2, color=colour, label=share.title)
-    axes.set_xlabel(f"labels known to be {name}, of a sample")
+    axes.set_xlabel(f"labels of a sample known as {name}")
     axes.set_ylabel("% of samples")
     axes.legend(frameon=False)

@@ -4,7 +4,7 @@ A sample is (image uint8 [3, S, S], targets int8 [C], index). Asked for a list o
 batch, which is how `make_loader` reads: one allocation a batch, and one copy where the images are in a cache.
 
 Images are decoded by Pillow, turned upright as their EXIF says, and resized to S x S (the aspect is not kept, as in the
-paper) by torch: bilinear with antialiasing, the same as Pillow's to one grey level and three times as fast. Batches are
+paper) by torch: bilinear with antialiasing, the same as Pillow's but for rounding and three times as fast. Batches are
 in channels_last order, the order of both the decoder and the convolutions, so nothing is ever transposed.
 """
 
