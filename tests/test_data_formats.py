@@ -63,8 +63,8 @@ def test_coco_mini_equals_the_official_labels_row_by_row(shared):
 def test_coco_hcp_mask_is_the_numpy_recipe_and_keeps_the_share(shared):
     npz = np.load(shared / "data" / "coco2014_labels.npz")
     labels = npz["labels"][npz["split"] == "train"].astype(np.int8)
-    np.random.seed(0)  # noqa: NPY002
-    draw = np.random.random(labels.shape)  # noqa: NPY002
+    np.random.seed(0)
+    draw = np.random.random(labels.shape)
     for known in (0.1, 0.5, 0.9):
         hidden = hide_labels(labels, known, protocol="hcp")
         assert np.array_equal(hidden, np.where(draw < known, labels, -1))
