@@ -246,7 +246,7 @@ def _raise_bad(folder: Path, bad: dict) -> None:
 
 
 def _check_disk(folder: Path, part: Path, needed: int, what: str) -> None:
-    taken = part.stat().st_blocks * 512 if part.exists() else 0
+    taken = getattr(part.stat(), "st_blocks", 0) * 512 if part.exists() else 0
     free = shutil.disk_usage(folder).free + taken
     if needed > free:
         raise DataError(
