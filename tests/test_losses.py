@@ -48,7 +48,7 @@ def formula(z, y, gamma_pos=0.0, gamma_neg=0.0, clip=0.0):
     return -y * (1 - p) ** gamma_pos * math.log(p) - (1 - y) * (1 - q) ** gamma_neg * math.log(q)
 
 
-# ---------------------------------------------------------------------------------------------------------- mlcpl
+# ------------------------------------------------------------------------------------------------ mlcpl
 def both(kind, gamma, gamma_neg, clip, alpha, assume_negative, discard, **rest):
     """Our loss and the one of mlcpl with the same settings."""
     weights = {"alpha_pos": alpha, "alpha_neg": 1.5}
@@ -110,7 +110,7 @@ def test_the_default_asymmetric_loss_is_the_one_of_the_authors_code():
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-9)  # gradients are small: look closer
 
 
-# ---------------------------------------------------------------------------------------------------------- formulas
+# ------------------------------------------------------------------------------------------------ formulas
 labels = st.sampled_from([0.0, 1.0, 0.3, None])
 
 
@@ -172,7 +172,7 @@ def test_durand_known_weighs_samples_alike():
     torch.testing.assert_close(PartialBCELoss(normalize="known")(logits, targets), (first + second) / 2)
 
 
-# ---------------------------------------------------------------------------------------------------------- decoupled
+# ------------------------------------------------------------------------------------------------ decoupled
 def test_decoupled_is_one_policy_per_kind_of_sample():
     logits, targets = some_batch()
     mixed = torch.arange(16) % 3 == 0
@@ -203,7 +203,7 @@ def test_decoupled_takes_the_plan_of_the_mix():
     assert DecoupledAsymmetricLoss()(some_batch()[0], targets, plan.mixed) > 0
 
 
-# ---------------------------------------------------------------------------------------------------------- robustness
+# ------------------------------------------------------------------------------------------------ robustness
 def with_mixed(make, batch):
     return (torch.arange(batch) % 2 == 0,) if make is DecoupledAsymmetricLoss else ()
 
@@ -309,7 +309,7 @@ def test_sum_and_count_make_a_mean_over_several_batches(make, normalize):
     torch.testing.assert_close(total / count, make(normalize=normalize)(logits, targets, *mixed))
 
 
-# ----------------------------------------------------------------------------------------------------------- promises
+# ------------------------------------------------------------------------------------------------ promises
 @every_loss
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"assume_negative": True}, {"normalize": "known"}, {"unknown": NAN}], ids=str)
@@ -349,7 +349,7 @@ def test_compiles_without_a_graph_break(make, device):
     torch.testing.assert_close(graph_gradient, gradient, rtol=1e-5, atol=1e-7)
 
 
-# ---------------------------------------------------------------------------------------------------------- bad input
+# ------------------------------------------------------------------------------------------------ bad input
 @pytest.mark.parametrize(
     ("make", "message"),
     [
