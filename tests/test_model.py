@@ -169,6 +169,12 @@ def test_a_classifier_of_our_size_is_taken_over(tmp_path):
     assert "left out" in build_model(SMALL, 4, "mlp", weights=path).messages[0]
 
 
+def test_a_classifier_that_is_more_than_a_linear_layer_is_left_out(tmp_path):
+    _, path = timm_file(tmp_path, "deit_tiny_distilled_patch16_224", classes=4)
+    model = build_model("deit_tiny_distilled_patch16_224", 4, weights=path)
+    assert "left out" in model.messages[0]
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
