@@ -283,7 +283,9 @@ def _load_timm(model: Classifier, state: dict[str, Tensor], name: str, path: str
     bias = classifier.get(f"{names[0]}.bias") if names else None
     if weight is None or bias is None:
         return
-    if len(model.head) == 1 and weight.shape == model.classifier.weight.shape and bias.shape == weight.shape[:1]:
+    # One with a second head or a norm of its own (DeiT, LeViT) would not be the same as a linear layer of ours.
+    linear = len(classifier) == 2 and len(model.head) == 1
+    if linear and weight.shape == model.classifier.weight.shape:
         model.set_classifier(weight, bias)
     else:
         _say_left_out(model, path, len(weight))
