@@ -17,7 +17,8 @@ dataset.labels = hide_labels(dataset.labels, known=0.3)  # 70 % of the labels be
 loader = make_loader(dataset, batch_size=64, shuffle=True)
 
 model = nn.Sequential(
-    nn.Conv2d(3, 32, 3, stride=2), nn.ReLU(), nn.Conv2d(32, 64, 3, stride=2), nn.ReLU(),
+    nn.Conv2d(3, 32, 3, stride=2), nn.BatchNorm2d(32), nn.ReLU(),
+    nn.Conv2d(32, 64, 3, stride=2), nn.BatchNorm2d(64), nn.ReLU(),
     nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, len(dataset.categories)),
 ).to(device)  # fmt: skip
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -16,8 +16,12 @@ from gpu_logicmix.data import make_loader
 class Classifier(nn.Module):  # LightningModule
     def __init__(self, categories: int):
         super().__init__()
-        self.backbone = nn.Sequential(nn.Conv2d(3, 32, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.head = nn.Linear(32, categories)
+        self.backbone = nn.Sequential(
+            nn.Conv2d(3, 32, 3, stride=2), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.Conv2d(32, 64, 3, stride=2), nn.BatchNorm2d(64), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        )  # fmt: skip
+        self.head = nn.Linear(64, categories)
         self.mix = GPULogicMix(bank=64)  # partners from earlier batches too: here batches are small
         self.loss = PartialAsymmetricLoss()
 
@@ -35,7 +39,7 @@ class Classifier(nn.Module):  # LightningModule
         return self.loss(self(images), targets)
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return torch.optim.AdamW(self.parameters(), lr=2e-3)
 
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,8 +50,8 @@ loader = make_loader(dataset, batch_size=8, shuffle=True)
 
 module = Classifier(len(dataset.categories)).to(device)  # accelerator.prepare(module, optimizer, loader)
 optimizer = module.configure_optimizers()
-losses = []
 for epoch in range(3):
+    losses = []
     module.train()
     for batch_index, (images, targets, index) in enumerate(loader):
         batch = images.to(device).float() / 255, targets.to(device), index
@@ -59,7 +63,7 @@ for epoch in range(3):
     module.eval()
     with torch.no_grad():
         validation = module.validation_step(batch, 0).item()
-    print(f"epoch {epoch}: loss {sum(losses[-32:]) / 32:.3f}, validation {validation:.3f}")
+    print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f}, validation {validation:.3f}")
 
 print(f"samples in the bank: {min(int(module.mix.bank_seen), module.mix.bank)}, in the checkpoint: ", end="")
 print(", ".join(name for name in module.state_dict() if name.startswith("mix.")))

@@ -82,33 +82,42 @@ def _mean_of_floats(rows: Tensor, plan: MixPlan) -> Tensor:
     """Places past the size of a group repeat the sample itself, so its share is split over them: no weight is 0, which
     would turn an infinite pixel into NaN. Halves, smallest first, add up without rounding, so a group of one comes out
     bit for bit."""
+    inside = None
     if plan.weight is not None:
-        return _sum_rows(rows, plan.index, plan.weight)
-    k_max, size = plan.index.shape[1], plan.size[:, None]
-    place = torch.arange(k_max, device=rows.device)
-    if _sizes_are_at_hand(rows):
-        return _sum_rows(rows, plan.index, (1 / size.to(rows.dtype)).expand(-1, k_max), place < size)
-    weight = torch.where(place < size, 1.0, torch.exp2((place - k_max).float()))
-    weight[:, 0] = torch.exp2((plan.size - k_max).float())
-    return _sum_rows(rows, plan.index, weight.to(rows.dtype) / size)
+        weight = plan.weight
+    elif _sizes_are_at_hand(rows):
+        inside = _inside(plan)
+        weight = (1 / plan.size.to(rows.dtype))[:, None].expand_as(inside)
+    else:
+        k_max = plan.index.shape[1]
+        halves = torch.exp2(torch.arange(-k_max, 0, device=rows.device).to(rows.dtype))
+        weight = torch.where(_inside(plan), 1.0, halves)
+        weight[:, 0] = torch.exp2((plan.size - k_max).to(rows.dtype))
+        weight = weight / plan.size[:, None]
+    return _sum_rows(rows, _bags(rows, plan.index, weight, inside))
 
 
 def _mean_of_bytes(rows: Tensor, plan: MixPlan) -> Tensor:
     """Rounded to nearest, halves to even. In columns, to keep the float copy small."""
-    out = rows.new_empty(plan.index.shape[0], rows.shape[1])
-    inside = torch.arange(plan.index.shape[1], device=rows.device) < plan.size[:, None]
+    inside = _inside(plan)
     # Where all shares are equal, the sum of bytes is exact and only the division rounds.
     weight = inside.float() if plan.weight is None else plan.weight
+    out = rows.new_empty(plan.index.shape[0], rows.shape[1])
     pieces = 8 if rows.is_cuda else max(8, rows.numel() >> 19)  # few kernels on a GPU, 2 MB for the cache of a CPU
-    step = -(-rows.shape[1] // pieces)
-    for column in range(0, rows.shape[1], step):
-        piece = rows[:, column : column + step].float()
-        mean = _sum_rows(piece, plan.index, weight)
+    width = -(-rows.shape[1] // pieces // _ROW) * _ROW if rows.shape[1] > 8 * _ROW else -(-rows.shape[1] // 8)
+    bags = None
+    for piece, mean in zip(rows.split(width, dim=1), out.split(width, dim=1), strict=True):
+        if bags is None or piece.shape[1] != width:
+            bags = _bags(piece, plan.index, weight.float(), inside if _sizes_are_at_hand(rows) else None)
+        total = _sum_rows(piece.float(), bags)
         if plan.weight is None:
-            mean /= plan.size[:, None]
-        # By way of int16: torch has no fast conversion of floats to bytes on the CPU.
-        out[:, column : column + step] = mean.round_().to(torch.int16)
+            total /= plan.size[:, None]
+        mean.copy_(total.round_().to(torch.int16))  # torch has no fast way from floats to bytes on the CPU
     return out
+
+
+def _inside(plan: MixPlan) -> Tensor:
+    return torch.arange(plan.index.shape[1], device=plan.size.device) < plan.size[:, None]
 
 
 def _sizes_are_at_hand(rows: Tensor) -> bool:
@@ -116,23 +125,37 @@ def _sizes_are_at_hand(rows: Tensor) -> bool:
     return rows.is_cpu and type(rows) is Tensor and not rows.requires_grad and not torch.compiler.is_compiling()
 
 
-def _sum_rows(rows: Tensor, index: Tensor, weight: Tensor, inside: Tensor | None = None) -> Tensor:
-    """out[i] = sum over k of weight[i, k] * rows[index[i, k]], in one pass and without a temporary.
+class _Bags(NamedTuple):
+    """The arguments of `embedding_bag` that sum rows."""
 
-    That is `embedding_bag`, which every device has for every floating type; it adds half precision up in float32.
-    `inside` leaves out places, for which their number must be known on the host. Without it all are read, which costs
-    little: what is read again is still in the first-level cache, because samples are cut into short rows.
+    index: Tensor
+    weight: Tensor
+    start: Tensor | None
+    cuts: int  # how many rows of the table make one sample
+
+
+def _bags(rows: Tensor, index: Tensor, weight: Tensor, inside: Tensor | None) -> _Bags:
+    """For each sample i the sum of weight[i, k] * rows[index[i, k]] over k.
+
+    Samples are cut into short rows, so that a sum stays in the first-level cache while it grows. `inside` leaves out
+    places, for which their number must be known on the host. Without it all are read, which costs little: what is read
+    again is in that cache.
     """
     cuts = _cuts(rows.shape[1])
-    table = rows.reshape(-1, rows.shape[1] // cuts)
-    bags = (index[:, None] * cuts + torch.arange(cuts, device=index.device)[:, None]).flatten(0, 1)
-    weight = weight.to(rows.dtype).repeat_interleave(cuts, dim=0)
-    start = None
-    if inside is not None:
-        inside = inside.repeat_interleave(cuts, dim=0)
-        size = inside.sum(1)
-        bags, weight, start = bags[inside], weight[inside], size.cumsum(0) - size
-    return F.embedding_bag(bags, table, start, mode="sum", per_sample_weights=weight).view(len(index), -1)
+    index = (index[:, None] * cuts + torch.arange(cuts, device=index.device)[:, None]).flatten(0, 1)
+    weight = weight.repeat_interleave(cuts, dim=0)
+    if inside is None:
+        return _Bags(index, weight, None, cuts)
+    inside = inside.repeat_interleave(cuts, dim=0)
+    size = inside.sum(1)
+    return _Bags(index[inside], weight[inside], size.cumsum(0) - size, cuts)
+
+
+def _sum_rows(rows: Tensor, bags: _Bags) -> Tensor:
+    """One pass and no temporary: every device has `embedding_bag` for all floating types, adding up in float32."""
+    table = rows.reshape(-1, rows.shape[1] // bags.cuts)
+    weight = bags.weight.to(rows.dtype)
+    return F.embedding_bag(bags.index, table, bags.start, mode="sum", per_sample_weights=weight).view(-1, rows.shape[1])
 
 
 def _cuts(length: int) -> int:
