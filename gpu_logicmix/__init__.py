@@ -24,6 +24,8 @@ _LATER = {
     "DecoupledAsymmetricLoss": "losses",
     "average_precision": "metrics",
     "mean_average_precision": "metrics",
+    "precision_recall": "metrics",
+    "evaluate": "metrics",
     "build_model": "model",
     "open_dataset": "data",
     "CurriculumLabels": "curriculum",
