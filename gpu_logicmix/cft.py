@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -265,42 +266,73 @@ def _pieces(features: Tensor, rows: Tensor, like: Tensor) -> Iterator[Tensor]:
 
 
 # -------------------------------------------------------------------------------------------- Adam, all heads at a time
+# The samples [w] that a step needs, their labels [w, G] with -1 for those not in the batch, and how many are [G].
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+class _Group(NamedTuple):
+    """Heads that take the same number of steps in an epoch."""
+
+    heads: Tensor  # [G]
+    steps: int
+    labels: Tensor  # [N, G] to fit
+    needed: Tensor  # [N] bool: samples with any label to fit
+    everything: Batch  # all labels as one batch
+
+
 class _Adam:
     """Adam on the asymmetric loss of the labels `fit` [C, N], for any of the heads (weight [C, D], bias [C, 1])."""
 
     def __init__(self, features, fit, heads, batch_size, epochs, lr, schedule, betas, eps, loss, generator) -> None:
         self.features, self.labels, self.heads = features, fit.t().contiguous(), heads
-        self.batch_size, self.generator = batch_size or fit.shape[1], generator
-        self.steps = -(-(fit != -1).sum(1) // self.batch_size)  # [C] in an epoch
+        self.batch_size, self.generator = batch_size, generator
+        self.steps = -(-(fit != -1).sum(1) // (batch_size or fit.shape[1]))  # [C] in an epoch
         self.taken = torch.zeros(len(fit), dtype=torch.float64, device=fit.device)  # [C]
         self.last = self.steps * epochs
         self.lr, self.schedule, self.betas, self.eps, self.loss = lr.expand(len(fit)), schedule, betas, eps, loss
         self.moments = [torch.zeros_like(tensor) for tensor in (*heads, *heads)]
-        self.everyone = self.batch_size >= fit.shape[1]
+        self.groups: list[_Group] = []
 
     def epoch(self, active: Tensor) -> None:
-        """Each of the heads `active` [G] goes once through its labels."""
-        samples = len(self.labels)
-        order = torch.arange(samples) if self.everyone else torch.randperm(samples, generator=self.generator)
-        order = order.to(active.device)
-        # The same number of steps means about the same share of known labels, so that step t of all such heads is
-        # about the same stretch of the order. Heads that go at another pace make another group.
-        steps = self.steps[active]
-        for pace in steps.unique().tolist():
-            self._go_through(active[steps == pace], order, pace)
+        """Each of the heads `active` goes once through its labels."""
+        if sum(len(group.heads) for group in self.groups) != len(active):  # heads stop, and none starts again
+            self.groups = self._group(active)
+        if self.batch_size is not None:
+            order = torch.randperm(len(self.labels), generator=self.generator).to(active.device)
+        for group in self.groups:
+            if self.batch_size is None:
+                self._go_through(group.heads, [group.everything])
+            else:
+                needed = order[group.needed[order]]
+                self._go_through(group.heads, _batches(group.labels, needed, self.batch_size, group.steps))
 
-    def _go_through(self, group: Tensor, order: Tensor, steps: int) -> None:
-        state = [tensor[group] for tensor in (*self.heads, *self.moments)]
-        taken, last, lr = self.taken[group], self.last[group], self.lr[group]
-        for rows, labels, size in _batches(self.labels[:, group], order, self.batch_size, steps):
-            gradients = _gradients(self.features, rows, labels, *state[:2], self.loss)
+    def _group(self, active: Tensor) -> list[_Group]:
+        """The same number of steps in an epoch means about the same share of known labels, so that step t of all such
+        heads is about the same stretch of any order. Heads that go at another pace are another group."""
+        groups = []
+        pace = self.steps[active]
+        for steps in pace.unique().tolist():
+            heads = active[pace == steps]
+            labels = self.labels.index_select(1, heads)
+            needed = (labels != -1).any(1)
+            rows = needed.nonzero()[:, 0]
+            everything = (rows, labels.index_select(0, rows), (labels != -1).sum(0))
+            groups.append(_Group(heads, steps, labels, needed, everything))
+        return groups
+
+    def _go_through(self, heads: Tensor, batches: Iterable[Batch]) -> None:
+        state = [tensor[heads] for tensor in (*self.heads, *self.moments)]
+        taken, last, lr = self.taken[heads], self.last[heads], self.lr[heads]
+        for rows, labels, size in batches:
+            few = labels.device.type == "cpu" and 4 * int(size.sum()) < labels.numel()  # elsewhere it would cost a wait
+            gradients = _gradients(self.features, rows, labels, *state[:2], self.loss, few)
             rate = lr * (0.5 + 0.5 * (math.pi * taken / last).cos()) if self.schedule == "cosine" else lr
             taken += 1
             for gradient, *tensors in zip(gradients, state[0:2], state[2:4], state[4:6], strict=True):
                 _adam_step(gradient.div_(size[:, None]), *tensors, taken, rate, self.betas, self.eps)
-        self.taken[group] = taken
+        self.taken[heads] = taken
         for tensor, new in zip((*self.heads, *self.moments), state, strict=True):
-            tensor[group] = new
+            tensor[heads] = new
 
 
 def _adam_step(gradient, parameter, first, second, step, lr, betas, eps) -> None:
@@ -312,13 +344,8 @@ def _adam_step(gradient, parameter, first, second, step, lr, betas, eps) -> None
     parameter.addcdiv_(first * size, (second.sqrt() / scale).add_(eps), value=-1)
 
 
-def _batches(labels: Tensor, order: Tensor, batch_size: int, steps: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Cut the known labels of each column of `labels` [N, G], in the given order, into batches of `batch_size`.
-
-    Yields the samples [w] that batch t of any column needs, `labels` of these with -1 for what is not in the batch, and
-    how many labels of each column are [G].
-    """
-    order = order[(labels != -1).any(1)[order]]
+def _batches(labels: Tensor, order: Tensor, batch_size: int, steps: int) -> Iterator[Batch]:
+    """Cut the known labels of each column of `labels` [N, G], in the given order, into `steps` batches."""
     labels = labels.index_select(0, order)
     rank = (labels != -1).t().contiguous().cumsum(1, dtype=torch.int32)  # [G, w]: 1 at the first known label
     first = (torch.arange(steps, dtype=torch.int32, device=rank.device) * batch_size + 1).repeat(len(rank), 1)
@@ -331,12 +358,17 @@ def _batches(labels: Tensor, order: Tensor, batch_size: int, steps: int) -> Iter
         yield order[low:high], labels[low:high].masked_fill(~inside, -1), size[:, t]
 
 
-def _gradients(features, rows, labels, weight, bias, loss) -> tuple[Tensor, Tensor]:
-    """Gradient of the summed loss with respect to weight [G, D] and bias [G, 1]."""
+def _gradients(features, rows, labels, weight, bias, loss, few=False) -> tuple[Tensor, Tensor]:
+    """Gradient of the summed loss with respect to weight [G, D] and bias [G, 1]. `few`: most labels are -1."""
     for_weight, for_bias, done = torch.zeros_like(weight), torch.zeros_like(bias), 0
     for x in _pieces(features, rows, weight):
-        logits = torch.addmm(bias[:, 0], x, weight.t())
-        gradient = asymmetric_gradient(logits, labels[done : done + len(x)], *loss)
+        logits, known = torch.addmm(bias[:, 0], x, weight.t()), labels[done : done + len(x)]
+        if few:
+            place = (known != -1).view(-1).nonzero()[:, 0]
+            gradient = torch.zeros_like(logits)
+            gradient.view(-1)[place] = asymmetric_gradient(logits.view(-1)[place], known.reshape(-1)[place], *loss)
+        else:
+            gradient = asymmetric_gradient(logits, known, *loss)
         for_weight.addmm_(gradient.t(), x)
         for_bias += gradient.sum(0)[:, None]
         done += len(x)
@@ -349,12 +381,15 @@ def asymmetric_gradient(logits: Tensor, labels: Tensor, gamma_neg: float, gamma_
     The loss is -(1-p)^gamma_pos log(p) for a positive, -(1-s)^gamma_neg log(s) with s = min(1-p+clip, 1) for a
     negative; as in its authors' code, the powers are weights that have no derivative themselves.
     """
-    p, q = logits.sigmoid(), (-logits).sigmoid()  # not 1 - p, of which nothing is left where p is nearly 1
-    shifted = (q + clip).clamp_(max=1)
-    negative = _power(1 - shifted, gamma_neg) * p
+    q = (-logits).sigmoid_()  # 1 - p, exact where p is nearly 1
+    p = 1 - q
+    excess = (p - clip).clamp_(min=0)  # 1 - s
+    negative = _power(excess, gamma_neg).mul_(p)
     if clip:
-        negative *= (q / shifted).masked_fill_(p < clip, 0)
-    positive = -_power(q, gamma_pos + 1)
+        negative.mul_(q).div_(1 - excess)
+    if gamma_neg == 0:
+        negative.masked_fill_(excess == 0, 0)
+    positive = q.neg_() if gamma_pos == 0 else -q.pow_(gamma_pos + 1)
     return torch.where(labels == 1, positive, negative).masked_fill_(labels == -1, 0)
 
 
