@@ -29,20 +29,24 @@ PROTOCOLS = ("uniform", "hcp", "per-class", "single-positive")
 
 def logic_or(targets: Tensor, dim: int = 1, unknown: float = -1) -> Tensor:
     """OR over `dim`: 1 where any label is 1, 0 where all are 0, `unknown` elsewhere. The dtype is kept."""
-    return from_ranks(to_ranks(targets).amax(dim), targets.dtype, unknown)
+    return from_bits(to_bits(targets, unknown).view(torch.uint8).amax(dim).view(torch.int8), targets.dtype, unknown)
 
 
-def to_ranks(targets: Tensor) -> Tensor:
-    """int8 in which absent 0 < unknown 1 < present 2. In this order OR is the maximum, in one byte a label."""
-    return (targets != 0).to(torch.int8) + (targets == 1)
+def to_bits(targets: Tensor, unknown: float = -1) -> Tensor:
+    """int8 labels with the sign turned: absent 00000000, unknown 00000001, present 11111111.
+
+    In this form logical OR is bitwise OR, of eight labels at a time if need be, and also the maximum of unsigned bytes.
+    """
+    bits = targets.to(torch.int8)
+    if unknown != -1:
+        bits = bits.masked_fill(is_unknown(targets, unknown), -1)
+    return bits.neg()
 
 
-def from_ranks(ranks: Tensor, dtype: torch.dtype, unknown: float = -1) -> Tensor:
-    """Back from `to_ranks` to labels."""
-    labels = (ranks == 2).to(dtype)
-    if dtype is torch.bool or (dtype is torch.uint8 and unknown < 0):
-        return labels  # such labels cannot be unknown
-    return labels.masked_fill_(ranks == 1, unknown)
+def from_bits(bits: Tensor, dtype: torch.dtype, unknown: float = -1) -> Tensor:
+    """Back from `to_bits` to labels."""
+    labels = bits.neg().to(dtype)
+    return labels if unknown == -1 else labels.masked_fill_(bits == 1, unknown)
 
 
 def is_unknown(targets: Labels, unknown: float = -1) -> Labels:

@@ -25,12 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpu_logicmix.labels import check_labels, from_ranks, is_unknown, to_ranks
+from gpu_logicmix.labels import check_labels, from_bits, is_unknown, to_bits
 
 # Samples are cut into rows of at most this many numbers, so that a sum stays in the first-level cache while it grows.
 _ROW = 4096
-# Labels of a batch are gathered in pieces of at most this many bytes: 80 categories in one, 9,605 in several.
-_GATHER = 1 << 21
 _BANK = ("bank_images", "bank_targets", "bank_seen")
 
 
@@ -76,40 +74,65 @@ def mix_images(images: Tensor, plan: MixPlan, table: Tensor | None = None) -> Te
     rows = table.permute(order)
     shape = (images.shape[0], *rows.shape[1:])
     rows = rows.reshape(rows.shape[0], -1)  # a view, unless `images` has holes in it
-    if rows.dtype == torch.uint8:
-        return _mean_of_bytes(rows, plan).view(shape).permute(_inverse(order))
-    return _sum_rows(rows, plan.index, _weight(plan, rows.dtype)).view(shape).permute(_inverse(order))
+    mean = _mean_of_bytes if rows.dtype == torch.uint8 else _mean_of_floats
+    return mean(rows, plan).view(shape).permute(_inverse(order))
 
 
-def _weight(plan: MixPlan, dtype: torch.dtype) -> Tensor:
-    """[B, k_max] that sums to 1: the share of the image at each place of `plan.index`.
-
-    Places past the size of a group repeat the sample itself, so its share is split over them: no weight is 0, which
+def _mean_of_floats(rows: Tensor, plan: MixPlan) -> Tensor:
+    """Places past the size of a group repeat the sample itself, so its share is split over them: no weight is 0, which
     would turn an infinite pixel into NaN. Halves, smallest first, add up without rounding, so a group of one comes out
-    bit for bit.
-    """
+    bit for bit."""
     if plan.weight is not None:
-        return plan.weight.to(dtype)
-    k_max = plan.index.shape[1]
-    place, size = torch.arange(k_max, device=plan.size.device), plan.size[:, None]
+        return _sum_rows(rows, plan.index, plan.weight)
+    k_max, size = plan.index.shape[1], plan.size[:, None]
+    place = torch.arange(k_max, device=rows.device)
+    if _sizes_are_at_hand(rows):
+        return _sum_rows(rows, plan.index, (1 / size.to(rows.dtype)).expand(-1, k_max), place < size)
     weight = torch.where(place < size, 1.0, torch.exp2((place - k_max).float()))
     weight[:, 0] = torch.exp2((plan.size - k_max).float())
-    return weight.to(dtype) / size
+    return _sum_rows(rows, plan.index, weight.to(rows.dtype) / size)
 
 
-def _sum_rows(rows: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+def _mean_of_bytes(rows: Tensor, plan: MixPlan) -> Tensor:
+    """Rounded to nearest, halves to even. In columns, to keep the float copy small."""
+    out = rows.new_empty(plan.index.shape[0], rows.shape[1])
+    inside = torch.arange(plan.index.shape[1], device=rows.device) < plan.size[:, None]
+    # Where all shares are equal, the sum of bytes is exact and only the division rounds.
+    weight = inside.float() if plan.weight is None else plan.weight
+    pieces = 8 if rows.is_cuda else max(8, rows.numel() >> 19)  # few kernels on a GPU, 2 MB for the cache of a CPU
+    step = -(-rows.shape[1] // pieces)
+    for column in range(0, rows.shape[1], step):
+        piece = rows[:, column : column + step].float()
+        mean = _sum_rows(piece, plan.index, weight)
+        if plan.weight is None:
+            mean /= plan.size[:, None]
+        # By way of int16: torch has no fast conversion of floats to bytes on the CPU.
+        out[:, column : column + step] = mean.round_().to(torch.int16)
+    return out
+
+
+def _sizes_are_at_hand(rows: Tensor) -> bool:
+    """True on the CPU, run as written: there, reading only the members of each group waits for nothing."""
+    return rows.is_cpu and type(rows) is Tensor and not rows.requires_grad and not torch.compiler.is_compiling()
+
+
+def _sum_rows(rows: Tensor, index: Tensor, weight: Tensor, inside: Tensor | None = None) -> Tensor:
     """out[i] = sum over k of weight[i, k] * rows[index[i, k]], in one pass and without a temporary.
 
-    That is `embedding_bag`, which every device has for every floating type; it adds half precision up in float32. All
-    groups have the same length, because ragged ones would need to know on the host how long they are. Reading the
-    sample itself again costs next to nothing: each row is short enough to be still in the first-level cache.
+    That is `embedding_bag`, which every device has for every floating type; it adds half precision up in float32.
+    `inside` leaves out places, for which their number must be known on the host. Without it all are read, which costs
+    little: what is read again is still in the first-level cache, because samples are cut into short rows.
     """
     cuts = _cuts(rows.shape[1])
-    piece = torch.arange(cuts, device=index.device)[:, None]
-    bags = (index[:, None] * cuts + piece).flatten(0, 1)
     table = rows.reshape(-1, rows.shape[1] // cuts)
-    out = F.embedding_bag(bags, table, mode="sum", per_sample_weights=weight.repeat_interleave(cuts, dim=0))
-    return out.view(len(index), -1)
+    bags = (index[:, None] * cuts + torch.arange(cuts, device=index.device)[:, None]).flatten(0, 1)
+    weight = weight.to(rows.dtype).repeat_interleave(cuts, dim=0)
+    start = None
+    if inside is not None:
+        inside = inside.repeat_interleave(cuts, dim=0)
+        size = inside.sum(1)
+        bags, weight, start = bags[inside], weight[inside], size.cumsum(0) - size
+    return F.embedding_bag(bags, table, start, mode="sum", per_sample_weights=weight).view(len(index), -1)
 
 
 def _cuts(length: int) -> int:
@@ -120,27 +143,18 @@ def _cuts(length: int) -> int:
     return 1
 
 
-def _mean_of_bytes(rows: Tensor, plan: MixPlan) -> Tensor:
-    """Like `_sum_rows` for uint8, rounded to nearest (halves to even). In columns, to keep the float copy small."""
-    out = rows.new_empty(plan.index.shape[0], rows.shape[1])
-    step = -(-rows.shape[1] // 16)
-    inside = (torch.arange(plan.index.shape[1], device=rows.device) < plan.size[:, None]).float()
-    for column in range(0, rows.shape[1], step):
-        piece = rows[:, column : column + step].float()
-        if plan.weight is None:  # the sum of bytes is exact, so only the division rounds
-            mean = _sum_rows(piece, plan.index, inside).div_(plan.size[:, None])
-        else:
-            mean = _sum_rows(piece, plan.index, plan.weight)
-        out[:, column : column + step] = mean.round_()
-    return out
-
-
 def or_targets(targets: Tensor, plan: MixPlan, unknown: float = -1) -> Tensor:
     """`logic_or` over each group. Places past its size repeat the sample itself, which OR does not mind."""
-    ranks = to_ranks(targets)
-    rows = max(1, _GATHER // (plan.index.shape[1] * max(1, targets.shape[1])))
-    joined = [ranks[index].amax(dim=1) for index in plan.index.split(rows)]
-    return from_ranks(joined[0] if len(joined) == 1 else torch.cat(joined), targets.dtype, unknown)
+    categories = targets.shape[1]
+    words = F.pad(to_bits(targets, unknown), (0, -categories % 8)).view(torch.int64)  # eight labels each
+    # On the CPU so many samples at a time that their labels stay in its cache; that matters to thousands of categories.
+    rows = len(plan.index) if words.is_cuda else max(1, 2**17 // max(1, words.shape[1]))
+    joined = []
+    for index in plan.index.split(rows):
+        joined.append(words.index_select(0, index[:, 0]))
+        for partner in index.unbind(1)[1:]:
+            joined[-1] |= words.index_select(0, partner)
+    return from_bits(torch.cat(joined).view(torch.int8)[:, :categories], targets.dtype, unknown)
 
 
 class _Mix(nn.Module):
@@ -414,7 +428,7 @@ class MixupPME(_Mix):
 
 def _soft(targets: Tensor, plan: MixPlan) -> Tensor:
     targets = _floating(targets)
-    weight = _weight(plan, targets.dtype)
+    weight = plan.weight.to(targets.dtype)
     return weight[:, :1] * targets + weight[:, 1:] * targets[plan.index[:, 1]]
 
 

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlcpl.augs.logic_mix import logic_mix_images, logic_mix_target
 from mlcpl.augs.mixup_pme import mixup_pme_with_batch
@@ -17,6 +17,7 @@ from scipy import stats
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import gpu_logicmix.mix
 from gpu_logicmix import GPULogicMix, MixPlan, Mixup, MixupPME, MultiLabelMixup, OrMixup, hide_labels, label_counts
 from gpu_logicmix.mix import draw_groups
 
@@ -85,9 +86,16 @@ def assert_same(a, b):
 TOLERANCE = {torch.float64: 1e-15, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.uint8: 0.5}
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.fixture(params=["host", "device"])
+def way(request, monkeypatch):
+    """Both ways of reading a group: its members alone, as on the CPU, or all places, as on a GPU or when compiled."""
+    if request.param == "device":
+        monkeypatch.setattr(gpu_logicmix.mix, "_sizes_are_at_hand", lambda rows: False)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_logicmix_equals_the_oracle(data):
+def test_logicmix_equals_the_oracle(way, data):
     batch = data.draw(st.integers(1, 12), "batch")
     k_min = data.draw(st.integers(1, 5), "k_min")
     k_max = data.draw(st.integers(k_min, 6), "k_max")
@@ -141,7 +149,7 @@ def test_equals_mlcpl_on_the_same_groups(device):
 @pytest.mark.parametrize("method", MIXES[1:])
 @pytest.mark.parametrize("unknown", [-1, NAN])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8])
-def test_siblings_equal_the_oracle(method, unknown, dtype):
+def test_siblings_equal_the_oracle(way, method, unknown, dtype):
     mix = method(unknown=unknown)
     for seed in range(20):
         images, targets = some_batch(9, 6, unknown=unknown, dtype=dtype, seed=seed)
@@ -206,7 +214,7 @@ def test_views_of_other_tensors_mix_as_their_copies_do():
         assert torch.equal(mix(view, targets[:8], plan)[0], mix(view.contiguous(), targets[:8], plan)[0])
 
 
-def test_infinite_pixels_stay_where_they_are():
+def test_infinite_pixels_stay_where_they_are(way):
     images, targets = some_batch(6)
     images[2] = torch.inf
     images[3] = -torch.inf
@@ -466,7 +474,7 @@ def test_gradient_goes_through_the_images(make, device):
     torch.testing.assert_close(images.grad, expected, rtol=1e-6, atol=1e-6)
     if hasattr(mix, "reset_bank"):
         mix.reset_bank()
-    assert torch.equal(mix(images.detach(), targets, plan)[0], mixed)
+    torch.testing.assert_close(mix(images.detach(), targets, plan)[0], mixed, rtol=1e-12, atol=1e-12)
 
 
 class LargestTensor(TorchDispatchMode):
@@ -490,7 +498,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 @pytest.mark.parametrize("k_max", [3, 8])
-def test_no_temporary_as_large_as_the_batch(dtype, k_max):
+def test_no_temporary_as_large_as_the_batch(way, dtype, k_max):
     images, targets = some_batch(32, 80, (3, 96, 96), dtype=dtype)
     mix = GPULogicMix(k_max=k_max)
     with LargestTensor() as largest:
@@ -499,7 +507,7 @@ def test_no_temporary_as_large_as_the_batch(dtype, k_max):
     assert {s.data_ptr() for s in known}.isdisjoint({mixed.data_ptr(), labels.data_ptr()})
     for storage in known:
         largest.made.pop(storage.data_ptr(), None)
-    assert largest.beside(mixed) <= 0.3 * mixed.nbytes
+    assert largest.beside(mixed) <= 0.55 * mixed.nbytes  # uint8: an eighth of the batch as float32
 
 
 def test_memory_of_the_draw_grows_with_batch_times_k():
@@ -512,7 +520,7 @@ def test_memory_of_the_draw_grows_with_batch_times_k():
 @pytest.mark.parametrize("sizes", [[4] * 6, [1] * 30, [3, 5, 2, 1, 8, 8, 1, 4, 2, 9, 1, 1]])
 @pytest.mark.parametrize("bank", [1, 5, 16])
 @pytest.mark.parametrize("grad", [False, True])
-def test_bank_equals_a_list_of_the_last_samples(sizes, bank, grad, device):
+def test_bank_equals_a_list_of_the_last_samples(way, sizes, bank, grad, device):
     """The pool of a batch is the batch and then, newest first, the last `bank` samples before it."""
     torch.manual_seed(0)
     mix = GPULogicMix(p=0.8, k_min=2, k_max=4, bank=bank).to(device)

@@ -1,0 +1,82 @@
+"""From the benchmarks, or a folder of one's own, to batches.
+
+dataset = open_dataset("coco:/data/coco", "train", size=448)
+dataset.labels = hide_labels(dataset.labels, 0.1)
+image, targets, index = dataset[0]          # uint8 [3, S, S], int8 [C], int
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from gpu_logicmix.data.cache import cache_dataset
+from gpu_logicmix.data.coco import list_coco
+from gpu_logicmix.data.files import BadImage, DataError
+from gpu_logicmix.data.folder import list_folder
+from gpu_logicmix.data.images import FileSource, ImageDataset
+from gpu_logicmix.data.loader import Batches, make_loader
+from gpu_logicmix.data.shapes import open_shapes
+from gpu_logicmix.data.table import list_csv
+from gpu_logicmix.data.vg import list_vg200
+from gpu_logicmix.data.voc import list_voc2007
+
+__all__ = ["BadImage", "Batches", "DataError", "ImageDataset", "cache_dataset", "make_loader", "open_dataset"]
+
+FORMATS = {
+    "coco": list_coco,
+    "voc2007": list_voc2007,
+    "vg200": list_vg200,
+    "csv": list_csv,
+    "folder": list_folder,
+}
+
+
+def open_dataset(
+    spec: str, split: str = "train", size: int | None = None, *, on_bad_image: str = "raise", **options
+) -> ImageDataset:
+    """Open a dataset.
+
+    spec: coco:PATH, voc2007:PATH, vg200:PATH, csv:PATH, folder:PATH (no labels, for prediction), or shapes (drawn on
+        the fly, nothing to download).
+    split: "train" or "val" ("test" is the same for the benchmarks). VOC 2007: trainval and test.
+    size: images become size x size; 448 unless given (shapes: 64).
+    on_bad_image: "raise", or "skip" to leave out images that are missing or cannot be read; `dataset.bad_images()`
+        lists them.
+    options: of one format.
+        coco: year="2014" | "2017", empty="absent" | "drop" (images without objects)
+        voc2007: difficult="present" | "ignore" | "absent"
+        csv: others="absent" | "unknown" (categories that a row does not name)
+        shapes: count=4000, seed=0
+
+    Raises DataError, a ValueError, with one line that names file, row and way out.
+    """
+    if size is not None and size < 1:
+        raise DataError(f"size={size}: must be at least 1")
+    name, _, path = spec.partition(":")
+    opener = open_shapes if name == "shapes" else FORMATS.get(name)
+    if opener is None or (opener is not open_shapes and not path):
+        known = ", ".join(f"{n}:PATH" for n in FORMATS)
+        raise DataError(f"{spec!r} is no dataset; write {known} or shapes")
+    allowed = [p.name for p in inspect.signature(opener).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for option in options:
+        if option not in allowed:
+            takes = f"has the options {', '.join(allowed)}" if allowed else "has no options"
+            raise DataError(f"option {option!r}: {name} {takes}")
+    if opener is open_shapes:
+        return open_shapes(split, 64 if size is None else size, **options)
+
+    root = Path(path).expanduser()
+    if not root.exists():
+        raise DataError(f"{root}: no such file or folder")
+    listing = opener(root, split, **options)
+    source = FileSource(listing.root, listing.paths, 448 if size is None else size)
+    dataset = ImageDataset(name, split, source, listing.labels, listing.categories, listing.ids, on_bad_image)
+    if listing.missing and on_bad_image == "raise":
+        first = listing.root / listing.paths[listing.missing[0]]
+        raise DataError(
+            f"{first}: no such file ({len(listing.missing):,} of {len(dataset):,} images are missing); "
+            "add them, or go on without them: on_bad_image='skip'"
+        )
+    dataset.bad[listing.missing] = True
+    return dataset

@@ -1,0 +1,94 @@
+"""Batches of a dataset, in an order that depends on seed and epoch alone.
+
+loader = make_loader(dataset, batch_size=32, shuffle=True, workers=2)
+for images, targets, index in loader:       # uint8 [B, 3, S, S], int8 [B, C], int64 [B]
+    images = images.to(device, non_blocking=True).float().div_(255)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from gpu_logicmix.data.images import ImageDataset
+
+
+class Batches(Sampler[list[int]]):
+    """The indices of each batch. Every pass is an epoch with an order of its own.
+
+    The order is a function of `seed` and epoch, so a run can go on in the middle: `set_epoch(7, start=120)`. Of several
+    processes, each takes its share of the same global batch: `world` processes with `batch_size` see what one process
+    with `world * batch_size` sees. Where the last batch is short, shares differ in size and may be empty; `drop_last`
+    avoids that.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: must be at least 1")
+        if not 0 <= rank < world:
+            raise ValueError(f"rank={rank}: must be from 0 to world - 1 = {world - 1}")
+        self.length, self.batch_size, self.shuffle, self.seed, self.drop_last = (
+            length,
+            batch_size,
+            shuffle,
+            seed,
+            drop_last,
+        )
+        self.rank, self.world = rank, world
+        self.epoch = self.start = 0
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """The next pass is this epoch, from batch `start` on."""
+        self.epoch, self.start = epoch, start
+
+    def __len__(self) -> int:
+        together = self.batch_size * self.world
+        return self.length // together if self.drop_last else -(-self.length // together)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, start = self.epoch, self.start
+        self.set_epoch(epoch + 1)
+        order = torch.arange(self.length)
+        if self.shuffle:
+            # Mixed by multiplication, so that seed 0 in epoch 1 is not seed 1 in epoch 0.
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
+            order = torch.randperm(self.length, generator=generator)
+        together = self.batch_size * self.world
+        for batch in range(start, len(self)):
+            yield order[batch * together : (batch + 1) * together][self.rank :: self.world].tolist()
+
+
+def make_loader(
+    dataset: ImageDataset,
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    workers: int = 0,
+    rank: int = 0,
+    world: int = 1,
+) -> DataLoader:
+    """A DataLoader that fetches whole batches; `loader.sampler` is its `Batches`. A cache is fast without workers."""
+    batches = Batches(len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, rank=rank, world=world)
+    return DataLoader(
+        dataset,
+        batch_size=None,  # the sampler gives lists of indices, the dataset gives batches
+        sampler=batches,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        persistent_workers=workers > 0,
+        prefetch_factor=4 if workers else None,
+    )

@@ -1,0 +1,81 @@
+"""The benchmark's LogicMix in the dataset is the one it says it is, and the script runs through."""
+
+import importlib.util
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+
+from gpu_logicmix.data import open_dataset
+
+
+@pytest.fixture
+def bench():
+    spec = importlib.util.spec_from_file_location("bench_loader", ROOT / "bench" / "loader.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_cpu_logicmix_is_mlcpls(bench):
+    LogicMix = pytest.importorskip("mlcpl.augs").LogicMix
+    dataset = open_dataset("shapes", size=16, count=60)
+    labels = np.random.default_rng(0).integers(-1, 2, dataset.labels.shape)
+    dataset.labels = labels
+    ours = bench.CPULogicMix(dataset, 0.5, 2, 5)
+
+    class Samples:
+        num_categories = 12
+
+        def __len__(self):
+            return 60
+
+        def __getitem__(self, index):
+            return ours.sample(index)
+
+    theirs = LogicMix(Samples(), 0.5, 2, 5)
+    mixed = 0
+    for index in range(60):
+        np.random.seed(index)
+        image, targets = ours[index]
+        np.random.seed(index)
+        their_image, their_targets = theirs[index]
+        assert torch.equal(image, their_image)
+        assert torch.equal(targets, their_targets.float()) or torch.allclose(
+            targets, their_targets.float(), rtol=0, atol=0, equal_nan=True
+        )
+        mixed += not torch.equal(image, ours.sample(index)[0])
+    assert 15 < mixed < 45
+
+
+def test_script(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    arguments = [
+        "--count",
+        "12",
+        "--batch-size",
+        "4",
+        "--size",
+        "32",
+        "--rounds",
+        "1",
+        "--workers",
+        "0",
+        "--k",
+        "2",
+        "3",
+    ]
+    monkeypatch.setattr(sys, "argv", ["loader.py", *arguments])
+    monkeypatch.setattr(bench, "keep_freed_memory", lambda: None)  # not in the process of the tests
+    threads = torch.get_num_threads()
+    try:
+        bench.main()
+    finally:
+        torch.set_num_threads(threads)
+    report = json.loads((tmp_path / "loader.json").read_text())
+    assert report["images"] == 12
+    assert set(report["runs"][0]["rates"]) == {"a2", "b2", "c2", "d2", "a3", "b3", "c3", "d3"}
+    assert (tmp_path / "loader.png").stat().st_size > 5000
