@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from gpu_logicmix import category_wise_fine_tune, hide_labels
-from gpu_logicmix.cft import average_precision, split_known
+from gpu_logicmix import average_precision, category_wise_fine_tune, hide_labels
+from gpu_logicmix.cft import split_known
 
 EPOCHS, LR, HOLDOUT, SEED = 10, 1e-3, 0.2, 0
 OURS = "ours"
@@ -105,7 +105,10 @@ def one_by_one(features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor, 
         w, b = weight[c].clone().requires_grad_(), bias[c].clone().requires_grad_()
         optimiser = torch.optim.Adam([w, b], lr=LR)
         with torch.no_grad():
-            best_ap, best = average_precision(x_held @ w + b, y_held), (w.detach().clone(), b.detach().clone())
+            best_ap, best = (
+                average_precision((x_held @ w + b)[:, None], y_held[:, None]),
+                (w.detach().clone(), b.detach().clone()),
+            )
         for _ in range(EPOCHS):
             batches = [slice(None)] if batch_size is None else torch.randperm(len(x)).split(batch_size)
             for batch in batches:
@@ -116,7 +119,7 @@ def one_by_one(features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor, 
                 loss.mean().backward()
                 optimiser.step()
             with torch.no_grad():
-                ap = average_precision(x_held @ w + b, y_held)
+                ap = average_precision((x_held @ w + b)[:, None], y_held[:, None])
                 if ap > best_ap:
                     best_ap, best = ap, (w.detach().clone(), b.detach().clone())
         new.append(best)
@@ -161,14 +164,14 @@ def measure(name: str, rounds: int, folder: Path, device: torch.device) -> dict:
     for method, seconds in times.items():
         new_weight, new_bias = results[method]
         heads = len(new_weight)
-        ap = average_precision((features @ new_weight.t() + new_bias).t(), held.t()[:heads])
+        ap = average_precision(features @ new_weight.t() + new_bias, held[:, :heads])
         methods[method] = {
             "seconds": statistics.median(seconds) * categories / heads,
             "heads_timed": heads,
             "all_seconds": seconds,
             "map": ap.mean().item(),
         }
-    before = average_precision((features @ weight.t() + bias).t(), held.t()).mean().item()
+    before = average_precision(features @ weight.t() + bias, held).mean().item()
     for figures in methods.values():
         figures["speed_up"] = figures["seconds"] / methods[OURS]["seconds"]
     return {"known": known, "batch_size": batch_size, "epochs": EPOCHS, "map_before": before, "methods": methods}

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from gpu_logicmix.labels import check_labels
+from gpu_logicmix.metrics import average_precision
 
 METHODS = ("adam", "ga")
 SCHEDULES = ("constant", "cosine")
@@ -169,7 +170,7 @@ def category_wise_fine_tune(
         epochs_run[heads] = epoch
         ap = judge(*now).masked_fill(~active, math.nan)
         history.append(ap)
-        better = ap > best_ap  # False where either is NaN
+        better = ap > best_ap + 1e-12  # not by rounding alone; False where either is NaN
         best_ap = torch.where(better, ap, best_ap)
         best_epoch[better] = epoch
         for kept, tensor in zip(best, now, strict=True):
@@ -235,25 +236,13 @@ class _Judge:
     def __call__(self, weight: Tensor, bias: Tensor) -> Tensor:
         logits = [torch.addmm(bias[:, 0], x, weight.t()) for x in _pieces(self.features, self.rows, weight)]
         logits = torch.cat(logits) if logits else weight.new_zeros(0, len(weight))
-        return average_precision(logits.t().gather(1, self.place), self.labels)
+        return _average_precision(logits.t().gather(1, self.place), self.labels)
 
 
-def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
-    """AP of each row of `scores` [.., N], leaving out labels that are -1; float64, NaN without positives or with a NaN.
-
-    The mean over the positives of the precision at their score; equal scores share one precision, as in scikit-learn.
-    """
-    known = labels != -1
-    scores, order = scores.masked_fill(~known, -math.inf).sort(dim=-1, descending=True)
-    positive = (labels == 1).gather(-1, order).to(torch.float64)
-    precision = positive.cumsum(-1) / known.gather(-1, order).cumsum(-1).clamp(min=1)
-    # Equal scores take the precision at the last of them: the first place to the right that ends a run.
-    place = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
-    ends = torch.ones_like(known)
-    ends[..., :-1] = scores[..., :-1] != scores[..., 1:]
-    end = place.masked_fill(~ends, scores.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
-    ap = (precision.gather(-1, end) * positive).sum(-1) / positive.sum(-1)
-    return ap.masked_fill(scores.isnan().any(-1), math.nan)
+def _average_precision(logits: Tensor, labels: Tensor) -> Tensor:
+    """AP of each row of `logits` by the known ones of `labels`, both [G, N]; NaN for a head that gives NaN."""
+    broken = logits.isnan()
+    return average_precision(logits.masked_fill(broken, 0).t(), labels.t()).masked_fill(broken.any(1), math.nan)
 
 
 def _pieces(features: Tensor, rows: Tensor, like: Tensor) -> Iterator[Tensor]:
@@ -376,7 +365,8 @@ def _gradients(features, rows, labels, weight, bias, loss, few=False) -> tuple[T
 
 
 def asymmetric_gradient(logits: Tensor, labels: Tensor, gamma_neg: float, gamma_pos: float, clip: float) -> Tensor:
-    """Derivative of the asymmetric loss by each logit, 0 where the label is -1.
+    """Derivative of `losses.PartialAsymmetricLoss` by each logit, 0 where the label is -1; written out, as autograd
+    would go over the labels twice as often.
 
     The loss is -(1-p)^gamma_pos log(p) for a positive, -(1-s)^gamma_neg log(s) with s = min(1-p+clip, 1) for a
     negative; as in its authors' code, the powers are weights that have no derivative themselves.
@@ -429,7 +419,7 @@ class _Genetic:
     def _fitness(self, category: int, people: Tensor) -> Tensor:
         weight, bias = people[:, :-1], people[:, -1]
         logits = [torch.addmm(bias, x, weight.t()) for x in _pieces(self.features, self.rows[category], people)]
-        ap = average_precision(torch.cat(logits).t(), self.labels[category].expand(len(people), -1))
+        ap = _average_precision(torch.cat(logits).t(), self.labels[category].expand(len(people), -1))
         return ap.nan_to_num(0) + 1e-12  # a head that overflowed has no children
 
     def _draw(self, people: Tensor, fitness: Tensor) -> Tensor:

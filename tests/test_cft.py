@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpu_logicmix import CFTRecord, category_wise_fine_tune, hide_labels
-from gpu_logicmix.cft import _adam_step, _batches, _gradients, asymmetric_gradient, average_precision, split_known
+from gpu_logicmix import CFTRecord, PartialAsymmetricLoss, category_wise_fine_tune, hide_labels
+from gpu_logicmix.cft import _adam_step, _batches, _gradients, asymmetric_gradient, split_known
 
 FEW, NO_POSITIVE, NO_NEGATIVE = 4, 5, 6  # categories of `problem` that cannot be fitted
 
@@ -73,7 +73,7 @@ def one_head_alone(features, labels, held, weight, bias, *, epochs, patience, ba
             optimiser.step()
             step += 1
         ap = ap_oracle((features @ weight + bias).detach()[judged], labels[judged])
-        if ap > best_ap:
+        if ap > best_ap + 1e-12:  # the same ranking summed in another order is no better
             best_ap, best, best_epoch = ap, (weight.detach().clone(), bias.detach().clone()), epoch
         if epoch - best_epoch >= patience:
             break
@@ -120,7 +120,6 @@ def test_full_batch_is_mlcpl(capsys):
     """Same held-out labels, loss, optimiser and epochs: the heads of the authors' own package."""
     from mlcpl.cft import BP, CFT
     from mlcpl.losses import PartialAsymmetricWithLogitLoss
-    from torchmetrics.functional.classification import binary_average_precision
 
     features, targets, weight, bias, _ = problem(dtype=torch.float32)
     new_weight, new_bias, record = category_wise_fine_tune(
@@ -145,7 +144,10 @@ def test_full_batch_is_mlcpl(capsys):
         optimiser,
         epochs=15,
         early_stopping=4,
-        validation_metric=lambda logits, y: binary_average_precision(logits, y.long()),
+        # Not in float32, in which the same AP may come out a little larger in a later epoch.
+        validation_metric=lambda logits, y: torch.tensor(
+            round(ap_oracle(logits[:, 0], y[:, 0]), 12), dtype=torch.float64
+        ),
         device="cpu",
     )
     capsys.readouterr()
@@ -155,7 +157,17 @@ def test_full_batch_is_mlcpl(capsys):
         torch.testing.assert_close(new_bias[c : c + 1], theirs[c].bias.data, rtol=0, atol=1e-5)
 
 
-@settings(max_examples=150, deadline=None)
+def test_a_learning_rate_for_each_head():
+    features, targets, weight, bias, _ = problem()
+    rates = torch.linspace(0.001, 0.03, 9)
+    together = category_wise_fine_tune(features, targets, weight, bias, epochs=5, batch_size=32, lr=rates)
+    for c in (0, 3, 8):
+        alone = category_wise_fine_tune(features, targets, weight, bias, epochs=5, batch_size=32, lr=rates[c].item())
+        torch.testing.assert_close(together[0][c], alone[0][c], rtol=0, atol=1e-9)
+        assert not torch.equal(together[0][2], alone[0][2])
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_batches_cut_each_category_by_itself(data):
     n, c, size = (data.draw(st.integers(1, most)) for most in (12, 4, 5))
@@ -191,35 +203,20 @@ def test_gradient_is_that_of_the_loss(options):
     assert (asymmetric_gradient(logits.detach(), torch.full((301,), -1), *options) == 0).all()
 
 
+@pytest.mark.parametrize("options", [(4.0, 0.0, 0.05), (2.0, 1.0, 0.0)])
+def test_gradient_is_that_of_the_training_loss(options):
+    logits = (torch.randn(50, 7, dtype=torch.float64) * 4).requires_grad_()
+    labels = torch.randint(-1, 2, (50, 7))
+    PartialAsymmetricLoss(*options, reduction="sum")(logits, labels).backward()
+    torch.testing.assert_close(asymmetric_gradient(logits.detach(), labels, *options), logits.grad)
+
+
 @pytest.mark.parametrize("clip", [0.0, 0.05])
 def test_gradient_is_finite_everywhere(clip):
     far = torch.tensor([-1e30, -200.0, -90.0, 90.0, 200.0, 1e30])
     negative, positive = (asymmetric_gradient(far, torch.full((6,), y), 4.0, 0.0, clip) for y in (0, 1))
     assert positive.tolist() == [-1, -1, -1, 0, 0, 0]
     assert negative.tolist() == ([0, 0, 0, 0, 0, 0] if clip else [0, 0, 0, 1, 1, 1])
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([-2.0, 0.0, 0.5, 1.0, 3.0]), st.sampled_from([-1, 0, 1])), min_size=1, max_size=15
-    )
-)
-def test_average_precision_with_ties_and_unknown_labels(pairs):
-    scores, labels = torch.tensor([s for s, _ in pairs]), torch.tensor([y for _, y in pairs])
-    found = average_precision(torch.stack([scores, scores * 0]), labels.expand(2, -1))
-    if 1 not in labels:
-        assert found.isnan().all()
-    else:
-        assert found.tolist() == pytest.approx([ap_oracle(scores, labels), ap_oracle(scores * 0, labels)], abs=1e-12)
-
-
-def test_average_precision_of_nan_is_nan():
-    labels = torch.tensor([[1, 0, -1]] * 2)
-    assert average_precision(torch.tensor([[math.nan, 1, 1], [2, 1, math.nan]]), labels).isnan().tolist() == [
-        True,
-        False,
-    ]
 
 
 def test_the_arithmetic_stays_on_the_device():
@@ -231,7 +228,6 @@ def test_the_arithmetic_stays_on_the_device():
             assert [(g.device.type, g.shape) for g in gradients] == [("cuda", weight.shape), ("cuda", bias.shape)]
         each = torch.ones(5, dtype=torch.float64, device="cuda")
         _adam_step(gradients[0], weight, weight.clone(), weight.clone(), each, each, (0.9, 0.999), 1e-8)
-        assert average_precision(weight, labels.t()[:, :8]).device.type == "cuda"
 
 
 # ------------------------------------------------------------------------------------------------------ held-out labels
@@ -303,7 +299,7 @@ def test_held_out_ap_never_falls_and_is_what_it_says(options, seed):
         for w, b, ap in ((weight, bias, record.ap_before), (new_weight, new_bias, record.ap_after)):
             assert ap_oracle((features @ w[c] + b[c])[held], targets[held, c]) == pytest.approx(ap[c].item(), abs=1e-12)
         history = record.history[: record.epochs[c] + 1, c]
-        assert record.ap_after[c] == history.max() == history[record.best_epoch[c]]
+        assert record.ap_after[c] == history[record.best_epoch[c]] > history.max() - 1e-12
         assert (c in record.changed) == (record.best_epoch[c] > 0) == (not torch.equal(new_weight[c], weight[c]))
 
 
