@@ -6,9 +6,9 @@
 Same features, known labels, held-out labels, epochs, loss (asymmetric), optimiser (Adam) and batch size; no early
 stopping, so that all of them do all the work. Methods take turns in one process; figures are medians of whole calls.
 
-- `mlcpl`: the CFT of the paper's authors, its printing sent to nowhere. A head after the other; where the row says so
-  only the first few heads, and the time of all of them is what that makes at this rate.
+- `mlcpl`: the CFT of the paper's authors, its printing sent to nowhere.
 - `one by one`: the loop one would write in plain PyTorch: gather the category's samples, autograd, torch.optim.Adam.
+  Where a row says so, these two fit only the first few heads, and their time is what all heads take at this rate.
 - `ours`: category_wise_fine_tune.
 
 The mAP on the held-out labels stands beside the time: it must be the same. With mini-batches the shuffles differ, and
@@ -39,14 +39,14 @@ from gpu_logicmix.cft import split_known
 
 EPOCHS, LR, HOLDOUT, SEED = 10, 1e-3, 0.2, 0
 OURS = "ours"
-# name: samples, features, categories, share known, batch size, heads that mlcpl fits, methods besides ours
+# name: samples, features, categories, share known, batch size, heads that the others fit (0: no others)
 ROWS = {
-    "20,000 x 1,280, 80 heads, 10 % known, full batch": (20_000, 1_280, 80, 0.1, None, 80, True),
-    "20,000 x 1,280, 80 heads, 10 % known, batches of 512": (20_000, 1_280, 80, 0.1, 512, 80, True),
-    "20,000 x 1,280, 80 heads, 90 % known, full batch": (20_000, 1_280, 80, 0.9, None, 8, True),
-    "20,000 x 1,280, 80 heads, 90 % known, batches of 512": (20_000, 1_280, 80, 0.9, 512, 8, True),
-    "82,783 x 2,048, 80 heads, 10 % known, full batch": (82_783, 2_048, 80, 0.1, None, 0, False),
-    "82,783 x 2,048, 80 heads, 10 % known, batches of 512": (82_783, 2_048, 80, 0.1, 512, 0, False),
+    "20,000 x 1,280, 80 heads, 10 % known, full batch": (20_000, 1_280, 80, 0.1, None, 80),
+    "20,000 x 1,280, 80 heads, 10 % known, batches of 512": (20_000, 1_280, 80, 0.1, 512, 80),
+    "20,000 x 1,280, 80 heads, 90 % known, full batch": (20_000, 1_280, 80, 0.9, None, 8),
+    "20,000 x 1,280, 80 heads, 90 % known, batches of 512": (20_000, 1_280, 80, 0.9, 512, 8),
+    "82,783 x 2,048, 80 heads, 10 % known, full batch": (82_783, 2_048, 80, 0.1, None, 0),
+    "82,783 x 2,048, 80 heads, 10 % known, batches of 512": (82_783, 2_048, 80, 0.1, 512, 0),
 }
 
 
@@ -95,10 +95,10 @@ def with_mlcpl(features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor, 
     return torch.cat([head.weight.data for head in new]), torch.cat([head.bias.data for head in new])
 
 
-def one_by_one(features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor, batch_size: int | None):
+def one_by_one(features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor, batch_size: int | None, heads: int):
     fit, held = split(targets)
     new = []
-    for c in range(targets.shape[1]):
+    for c in range(heads):
         mine, judged = (labels[:, c] != -1 for labels in (fit, held))
         x, y = features[mine], fit[mine, c].float()
         x_held, y_held = features[judged], held[judged, c]
@@ -127,7 +127,7 @@ def one_by_one(features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor, 
 
 
 def measure(name: str, rounds: int, folder: Path, device: torch.device) -> dict:
-    samples, dimensions, categories, known, batch_size, mlcpl_heads, peers = ROWS[name]
+    samples, dimensions, categories, known, batch_size, few = ROWS[name]
     features, targets, weight, bias = make(samples, dimensions, categories, known)
     results: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -143,9 +143,9 @@ def measure(name: str, rounds: int, folder: Path, device: torch.device) -> dict:
         return category_wise_fine_tune(given, targets, weight, bias, **options)[:2]
 
     functions: dict[str, Callable] = {}
-    if peers:
-        functions["mlcpl"] = lambda: with_mlcpl(features, targets, weight, bias, batch_size, mlcpl_heads)
-        functions["one by one"] = lambda: one_by_one(features, targets, weight, bias, batch_size)
+    if few:
+        functions["mlcpl"] = lambda: with_mlcpl(features, targets, weight, bias, batch_size, few)
+        functions["one by one"] = lambda: one_by_one(features, targets, weight, bias, batch_size, few)
         functions[OURS] = lambda: ours(features)
     else:
         np.save(folder / "features.npy", features.numpy())

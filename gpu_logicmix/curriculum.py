@@ -5,7 +5,7 @@
     targets = curriculum.lookup(index)          # in the training step: known labels and pseudo-labels
 
     curriculum.begin_update()                   # after the epoch: back to the known labels
-    for index, images in loader:                # un-augmented; each rank its own share of the samples
+    for images, _, index in loader:             # un-augmented; each rank its own share of the samples
         curriculum.update(index, ema_model(images))
     curriculum.end_update()                     # put together what the ranks found; on every rank
     print(curriculum.counts())
