@@ -43,6 +43,8 @@ SCHEDULES = ("constant", "cosine")
 # Features are read in pieces of this many bytes. On a CPU a piece should still be in the cache when the gradient needs
 # it again; elsewhere it should be worth the launch.
 _PIECE_CPU, _PIECE_ELSEWHERE = 5 << 20, 1 << 28
+# On a CPU, with a smaller share of known labels than this, the loss is computed at these alone.
+_SPARSE = 0.25
 
 
 @dataclass
@@ -313,7 +315,7 @@ class _Adam:
         state = [tensor[heads] for tensor in (*self.heads, *self.moments)]
         taken, last, lr = self.taken[heads], self.last[heads], self.lr[heads]
         for rows, labels, size in batches:
-            few = labels.device.type == "cpu" and 4 * int(size.sum()) < labels.numel()  # elsewhere it would cost a wait
+            few = labels.device.type == "cpu" and int(size.sum()) < _SPARSE * labels.numel()  # a GPU would have to wait
             gradients = _gradients(self.features, rows, labels, *state[:2], self.loss, few)
             rate = lr * (0.5 + 0.5 * (math.pi * taken / last).cos()) if self.schedule == "cosine" else lr
             taken += 1

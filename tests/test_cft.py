@@ -219,6 +219,33 @@ def test_gradient_is_finite_everywhere(clip):
     assert negative.tolist() == ([0, 0, 0, 0, 0, 0] if clip else [0, 0, 0, 1, 1, 1])
 
 
+@pytest.mark.parametrize("batch_size", [None, 32])
+def test_features_read_in_pieces(batch_size, monkeypatch):
+    """12 numbers of 8 bytes: 5 samples at a time instead of all of them."""
+    features, targets, weight, bias, full = problem()
+    options = {"epochs": 4, "lr": 0.02, "batch_size": batch_size, "evaluation": (features, full)}
+    wanted = category_wise_fine_tune(features, targets, weight, bias, **options)
+    monkeypatch.setattr("gpu_logicmix.cft._PIECE_CPU", 5 * 12 * 8)
+    found = category_wise_fine_tune(features, targets, weight, bias, **options)
+    torch.testing.assert_close(found[:2], wanted[:2], rtol=0, atol=1e-10)
+    torch.testing.assert_close(found[2].evaluation_after, wanted[2].evaluation_after, rtol=0, atol=1e-12)
+
+
+def test_few_known_labels_are_a_shorter_way_to_the_same_gradient(monkeypatch):
+    features, _, weight, bias, full = problem()
+    labels, rows = hide_labels(full, 0.1), torch.randperm(300)
+    monkeypatch.setattr("gpu_logicmix.cft._PIECE_CPU", 5 * 12 * 8)
+    long, short = (
+        _gradients(features, rows, labels[rows], weight, bias[:, None], (4.0, 0.0, 0.05), few) for few in (False, True)
+    )
+    assert long[0].abs().min() > 0
+    torch.testing.assert_close(short, long, rtol=1e-12, atol=1e-14)
+    given = {"epochs": 3, "lr": 0.02, "min_known": 2, "patience": None}
+    found = category_wise_fine_tune(features, labels, weight, bias, **given)
+    monkeypatch.setattr("gpu_logicmix.cft._SPARSE", 0)
+    torch.testing.assert_close(found[0], category_wise_fine_tune(features, labels, weight, bias, **given)[0])
+
+
 def test_the_arithmetic_stays_on_the_device():
     with FakeTensorMode():
         weight, bias = torch.zeros(5, 8, device="cuda"), torch.zeros(5, 1, device="cuda")
