@@ -1,0 +1,224 @@
+"""Curriculum labeling: after each epoch, the model fills in the unknown labels it is sure of, for one epoch.
+
+    curriculum = CurriculumLabels(targets, theta_pos=2.0, theta_neg=-2.0).to(device)
+    ...
+    targets = curriculum.lookup(index)          # in the training step: known labels and pseudo-labels
+
+    curriculum.begin_update()                   # after the epoch: back to the known labels
+    for images, _, index in loader:             # un-augmented; each rank its own share of the samples
+        curriculum.update(index, ema_model(images))
+    curriculum.end_update()                     # put together what the ranks found; on every rank
+    print(curriculum.counts())
+
+The table is one int8 tensor on the training device: 82,783 samples with 80 categories are 6.6 MB. Neither `lookup` nor
+`update` waits for the device.
+
+- Two thresholds: Chong et al., "Free Performance Gain from Mixing Multiple Partially Labeled Samples in Multi-label
+  Image Classification", 2024, section 3.2.
+- The curriculum, one threshold (theta_neg = -theta_pos) and the selection of a fixed share: Durand et al., "Learning a
+  Deep ConvNet for Multi-label Classification with Partial Labels", CVPR 2019, section 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gpu_logicmix.labels import check_labels
+
+SELECTIONS = ("score", "top", "top-per-category")
+_UNSEEN = -math.inf  # as a logit: below every real one, so that the largest over all ranks is the one that was seen
+
+
+class PseudoLabelCounts(NamedTuple):
+    """What is in the table. The last six are None unless the full labels were given."""
+
+    positives: int  # pseudo-labels that say present
+    negatives: int  # pseudo-labels that say absent
+    unknown: int  # labels that are still unknown
+    precision: float | None = None  # share of the pseudo-labels that are right
+    recall: float | None = None  # share of the labels not known from the start that have the right pseudo-label
+    precision_positive: float | None = None  # the same of those that say present, out of those that are present
+    recall_positive: float | None = None
+    precision_negative: float | None = None
+    recall_negative: float | None = None
+
+
+class CurriculumLabels(nn.Module):
+    """Known labels, and for one epoch at a time the model's confident guesses in place of the unknown ones.
+
+    targets: [N, C] labels of the training set, numpy or torch: 1 present, 0 absent, -1 unknown. They never change.
+    theta_pos, theta_neg: with select="score", an unknown label becomes 1 where the logit is above `theta_pos`, 0 where
+        it is below `theta_neg`. COCO: 2 and -2; VG-200: 2 and -1; VOC 2007: 2.5 and -1.
+    select: "score", or "top": the `fraction` of all unknown labels whose logits are farthest from 0 get the sign's
+        label; or "top-per-category": that fraction of the unknown labels of each category. The last two know what to
+        take only when all logits are there: `end_update` selects, and until then the table has the known labels alone.
+    fraction: for "top" and "top-per-category", from 0 to 1; counts are rounded down.
+    full: [N, C] true labels where they are known (a simulation; -1 where not), for `counts` alone.
+
+    A sample may be updated more than once: its last logits count, within one call as well as over several. NaN is never
+    a pseudo-label. The buffers `known` and `table` make up the `state_dict`; loading one that belongs to other known
+    labels is an error.
+    """
+
+    def __init__(
+        self,
+        targets: Tensor | np.ndarray,
+        theta_pos: float = 2.0,
+        theta_neg: float = -2.0,
+        *,
+        select: str = "score",
+        fraction: float = 0.5,
+        full: Tensor | np.ndarray | None = None,
+    ) -> None:
+        super().__init__()
+        if not theta_neg <= theta_pos:  # also says no to NaN
+            raise ValueError(f"theta_neg={theta_neg}, theta_pos={theta_pos}: theta_neg must not be above theta_pos")
+        if select not in SELECTIONS:
+            raise ValueError(f"select={select!r}: the selections are {', '.join(SELECTIONS)}")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"fraction={fraction}: must be from 0 to 1")
+        self.theta_pos, self.theta_neg, self.select, self.fraction = theta_pos, theta_neg, select, fraction
+        known = _as_labels("targets", targets)
+        self.register_buffer("known", known)
+        self.register_buffer("table", known.clone())
+        self.register_buffer("full", None, persistent=False)
+        self.register_buffer("logits", None, persistent=False)
+        if full is not None:
+            full = _as_labels("full", full).to(known.device)
+            if full.shape != known.shape:
+                raise ValueError(f"full has shape {tuple(full.shape)}, targets {tuple(known.shape)}: must be the same")
+            self.full = full
+        self.register_load_state_dict_pre_hook(_check_same_known)
+
+    def extra_repr(self) -> str:
+        rule = f"{self.theta_pos}, {self.theta_neg}" if self.select == "score" else f"fraction={self.fraction}"
+        return f"{len(self.known)} samples, {self.known.shape[1]} categories, select={self.select!r}, {rule}"
+
+    def lookup(self, index: Tensor) -> Tensor:
+        """int8 labels [B, C] of the samples `index` [B]: known ones, pseudo-labels, and -1 for those still unknown."""
+        return self.table.index_select(0, index.to(self.table.device, non_blocking=True))
+
+    def begin_update(self) -> None:
+        """Forget all pseudo-labels: none survives an update that does not confirm it."""
+        self.table.copy_(self.known)
+        if self.select != "score":
+            if self.logits is None:
+                self.logits = torch.empty(self.known.shape, device=self.known.device)
+            self.logits.fill_(_UNSEEN)
+
+    @torch.no_grad()
+    def update(self, index: Tensor, logits: Tensor) -> None:
+        """Take in the logits [B, C] that the model gives the samples `index` [B]."""
+        if logits.shape != (len(index), self.known.shape[1]):
+            raise ValueError(
+                f"logits has shape {tuple(logits.shape)}: must be [{len(index)}, {self.known.shape[1]}], "
+                "a row for each index and a column for each category"
+            )
+        device = self.known.device
+        index, logits = index.to(device, non_blocking=True), logits.to(device, non_blocking=True)
+        logits = logits if logits.dtype == torch.float64 else logits.float()  # a threshold is not rounded to bfloat16
+        # index_copy_ leaves open which of several rows for one sample wins: let all of them be the last one.
+        place = torch.arange(len(index), device=device)
+        last = torch.zeros(len(self.known), dtype=place.dtype, device=device)
+        logits = logits.index_select(0, last.scatter_reduce_(0, index, place, "amax").index_select(0, index))
+        if self.select == "score":
+            self.table.index_copy_(0, index, self._by_score(self.known.index_select(0, index), logits))
+        elif self.logits is None:
+            raise RuntimeError(f"select={self.select!r}: call begin_update() before the first update()")
+        else:
+            most = torch.finfo(torch.float32).max
+            seen = logits.clamp(-most, most).float()  # an infinite logit is very sure, not unseen
+            self.logits.index_copy_(0, index, seen.masked_fill(logits.isnan(), _UNSEEN))
+
+    @torch.no_grad()
+    def end_update(self, group: dist.ProcessGroup | None = None) -> None:
+        """Select (where `select` is not "score"), and give all ranks of `group` the same table.
+
+        Every rank calls it after updating its share of the samples; one process needs it for "top" alone. A sample that
+        several ranks have updated, as when a sampler pads its shares, gets the largest of what they found: their
+        logits are those of one model on one image.
+        """
+        together = dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+        if self.select == "score":
+            if together:  # unknown (-1) is below both pseudo-labels; where a label is known all ranks hold the same
+                dist.all_reduce(self.table, dist.ReduceOp.MAX, group=group)
+            return
+        if self.logits is None:
+            raise RuntimeError(f"select={self.select!r}: call begin_update() and update() before end_update()")
+        if together:
+            dist.all_reduce(self.logits, dist.ReduceOp.MAX, group=group)
+        self.table.copy_(self._by_rank(self.known, self.logits))
+
+    def _by_score(self, known: Tensor, logits: Tensor) -> Tensor:
+        # NaN is neither above nor below anything and stays unknown.
+        above, below = logits > self.theta_pos, logits < self.theta_neg
+        pseudo = above.to(torch.int8).masked_fill_(~(above | below), -1)
+        return torch.where(known == -1, pseudo, known)
+
+    def _by_rank(self, known: Tensor, logits: Tensor) -> Tensor:
+        unknown = known == -1
+        eligible = unknown & (logits != _UNSEEN)
+        sureness = logits.abs().masked_fill_(~eligible, -1)
+        if self.select == "top":
+            sureness = sureness.view(-1, 1)
+        # Stable: ties go to the earlier sample, on every rank and device alike.
+        order = sureness.sort(dim=0, descending=True, stable=True).indices
+        wanted = (unknown.view(sureness.shape).sum(0, dtype=torch.float64) * self.fraction).floor()
+        within = torch.arange(len(order), device=order.device)[:, None] < wanted
+        chosen = torch.zeros_like(within).scatter_(0, order, within).view(known.shape) & eligible
+        return torch.where(chosen, (logits > 0).to(torch.int8), known)
+
+    def counts(self) -> PseudoLabelCounts:
+        """How many pseudo-labels there are and, given the full labels, how good. Waits for the device."""
+        hidden = self.known == -1
+        positive, negative = hidden & (self.table == 1), hidden & (self.table == 0)
+        unknown = hidden & (self.table == -1)
+        sums = [positive.sum(), negative.sum(), unknown.sum()]
+        if self.full is None:
+            return PseudoLabelCounts(*torch.stack(sums).tolist())
+        present, absent = hidden & (self.full == 1), hidden & (self.full == 0)
+        judged = present | absent
+        sums += [m.sum() for m in (positive & present, positive & judged, present)]
+        sums += [m.sum() for m in (negative & absent, negative & judged, absent)]
+        *numbers, right_pos, said_pos, all_pos, right_neg, said_neg, all_neg = torch.stack(sums).tolist()
+        return PseudoLabelCounts(
+            *numbers,
+            precision=_share(right_pos + right_neg, said_pos + said_neg),
+            recall=_share(right_pos + right_neg, all_pos + all_neg),
+            precision_positive=_share(right_pos, said_pos),
+            recall_positive=_share(right_pos, all_pos),
+            precision_negative=_share(right_neg, said_neg),
+            recall_negative=_share(right_neg, all_neg),
+        )
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else math.nan
+
+
+def _as_labels(name: str, labels: Tensor | np.ndarray) -> Tensor:
+    """A copy in int8, on the device the labels are on."""
+    if not isinstance(labels, (Tensor, np.ndarray)):
+        raise TypeError(f"{name} is a {type(labels).__name__}: must be a tensor or a numpy array")
+    if labels.ndim != 2:
+        raise ValueError(f"{name} has shape {tuple(labels.shape)}: must be [samples, categories]")
+    check_labels(labels)
+    return torch.as_tensor(labels).to(torch.int8, copy=True).contiguous()
+
+
+def _check_same_known(module: CurriculumLabels, state: dict, prefix: str, *_) -> None:
+    known = state.get(prefix + "known")
+    if known is None or known.shape != module.known.shape:
+        return  # load_state_dict has its own words for these
+    different = int((known.to(module.known.device) != module.known).sum())
+    if different:
+        raise ValueError(
+            f"state_dict has other known labels ({different} of {known.numel()} differ): it belongs to another data "
+            "set, or labels were hidden with another seed"
+        )
