@@ -8,10 +8,7 @@
 - torchvision's `transforms.RandAugment` on uint8 tensors is the reference for the magnitudes and the pixels.
 
 Kornia and torchvision v2 draw one sequence of operations for the whole batch; here every sample draws its own. Kornia
-has each operation batch-wise, but for float images alone (uint8 is refused, which costs four times the memory and the
-loader's transfer) and, on a CPU with 2 threads, 3 to 30 times slower than the lines below: its warp builds the grid by a
-matrix product, its sharpness is a grouped convolution. So the arithmetic is written out here, a few tensor lines an
-operation, on torch alone.
+XXX
 """
 
 from __future__ import annotations
@@ -44,9 +41,10 @@ OPERATIONS = (
 )
 WARPS = ("Rotate", "ShearX", "ShearY")
 INTERPOLATIONS = ("bilinear", "nearest")
-# On a CPU a group of samples is worked through in pieces of about so many values, so that what lies between two lines
-# of an operation stays in the cache.
+# Values worked on at a time on a CPU.
 CPU_PIECE = 2**20
+
+Kernel = tuple[list[int], tuple[int, ...], Callable[[Tensor, Tensor, Tensor], Tensor]]
 
 
 class AugmentPlan(NamedTuple):
@@ -63,7 +61,7 @@ class RandAugment(nn.Module):
     interpolation: "bilinear" or "nearest", of rotations and shears.
     fill: what comes in from outside the image: a number, or one per channel, in the range of the images (0 to 255 for
         uint8, 0 to 1 for float).
-    ops: names out of `OPERATIONS` to draw from, all 14 by default. One named twice is drawn twice as often.
+    ops: names out of `OPERATIONS` to draw from, all 14 by default.
     generator: where the draws come from; torch's global one by default.
 
     Identity in `eval()`. Keeps dtype and memory format, never writes into its input, is not differentiable.
@@ -89,9 +87,8 @@ class RandAugment(nn.Module):
             raise ValueError(f"m={m}: with bins={bins} the magnitude goes from 0 to {bins - 1}")
         if interpolation not in INTERPOLATIONS:
             raise ValueError(f"interpolation={interpolation!r}: it is one of {', '.join(INTERPOLATIONS)}")
-        unknown = [name for name in ops if name not in OPERATIONS]
-        if isinstance(ops, str) or unknown or not ops:
-            raise ValueError(f"ops={ops!r}: give a list of names out of {', '.join(OPERATIONS)}")
+        if isinstance(ops, str) or not ops or len(set(ops)) < len(ops) or not set(ops) <= set(OPERATIONS):
+            raise ValueError(f"ops={ops!r}: give a list of different names out of {', '.join(OPERATIONS)}")
         self.n, self.m, self.bins = n, m, bins
         self.interpolation, self.fill, self.ops = interpolation, fill, tuple(ops)
         self.generator = generator
@@ -138,29 +135,32 @@ class RandAugment(nn.Module):
     def _grouped(self, images: Tensor, plan: AugmentPlan) -> Tensor:
         """Each operation for the samples that drew it."""
         kernels = self._kernels(images)
-        samples = list(images.unbind())  # views; nothing is copied for a sample that draws Identity
-        piece = max(1, CPU_PIECE // samples[0].numel()) if images.device.type == "cpu" else len(samples)
-        for operations, signs in zip(plan.operations.T.tolist(), plan.signs.T.tolist(), strict=True):
-            groups: dict[int, list[int]] = {}
+        which = {(code, s): k for k, (codes, signs, _) in enumerate(kernels) for code in codes for s in signs}
+        on_cpu = images.device.type == "cpu"
+        piece = _piece(images[0].numel()) if on_cpu else len(images)
+        source, result = images, torch.empty_like(images) if on_cpu else images.clone()
+        for operations, signs in zip(zip(*plan.operations.tolist()), zip(*plan.signs.tolist())):
+            groups: dict[int, list[int]] = {k: [] for k in range(-1, len(kernels))}
             for sample, drawn in enumerate(zip(operations, signs, strict=True)):
-                for k, (codes, sign, _) in enumerate(kernels):
-                    if drawn[0] in codes and sign in (0, drawn[1]):
-                        groups.setdefault(k, []).append(sample)
+                if not (0 <= drawn[0] < len(self.ops) and drawn[1] in (1, -1)):
+                    raise ValueError(f"plan: operation {drawn[0]} with sign {drawn[1]} for sample {sample}")
+                groups[which.get(drawn, -1)].append(sample)
+            if on_cpu and source is images:
+                for sample in groups[-1]:  # nothing to do but be there
+                    result[sample].copy_(images[sample])
             order = [sample for members in groups.values() for sample in members]
-            table = torch.tensor([[operations[i], signs[i]] for i in order], dtype=torch.int64).reshape(-1, 2)
-            # The one transfer of a round: small, and the host does not wait for it.
-            drawn = table.to(images.device, non_blocking=True)
-            start = 0
-            for k, members in groups.items():
-                apply = kernels[k][2]
+            # The one transfer of a round, three whole numbers a sample; the host does not wait for it.
+            table = torch.tensor([(i, operations[i], signs[i]) for i in order]).to(images.device, non_blocking=True)
+            start = len(groups[-1])
+            for k, (_, _, apply) in enumerate(kernels):
+                members = groups[k]
                 for first in range(0, len(members), piece):
                     part = members[first : first + piece]
-                    rows = drawn[start : start + len(part)]
-                    start += len(part)
-                    batch = samples[part[0]][None] if len(part) == 1 else torch.stack([samples[i] for i in part])
-                    for i, result in zip(part, apply(batch, rows[:, 0], rows[:, 1]).unbind(), strict=True):
-                        samples[i] = result
-        return _like(torch.stack(samples), images)
+                    index, *drawn = table[start + first : start + first + len(part)].unbind(1)
+                    _put(apply(_take(source, part, index), *drawn), result, part, index)
+                start += len(members)
+            source = result
+        return result
 
     def _dense(self, images: Tensor, plan: AugmentPlan) -> Tensor:
         """Every operation for every sample: no shape and no branch depends on the draw."""
@@ -169,48 +169,48 @@ class RandAugment(nn.Module):
         for operations, signs in zip(plan.operations.unbind(1), plan.signs.unbind(1), strict=True):
             operations, signs = (x.to(images.device, non_blocking=True) for x in (operations, signs))
             before = result
-            for codes, sign, apply in kernels:
+            for codes, directions, apply in kernels:
                 mine = sum(operations == code for code in codes) > 0
-                if sign:
-                    mine = mine & (signs == sign)
+                if len(directions) == 1:
+                    mine = mine & (signs == directions[0])
                 result = torch.where(mine.view(-1, 1, 1, 1), apply(before, operations, signs), result)
         return _like(result, images)
 
-    def _kernels(self, images: Tensor) -> list[tuple[list[int], int, Callable[[Tensor, Tensor, Tensor], Tensor]]]:
-        """(operations it does, sign it does or 0 for both, the function of images, operations [b] and signs [b]).
+    def _kernels(self, images: Tensor) -> list[Kernel]:
+        """What there is to compute: (indices into `ops`, signs, function of images [b, ...], operations and signs [b]).
 
-        Identity has none. A translation is by whole pixels, so it is a copy, one for each direction."""
+        Identity is not among them. A translation is by whole pixels: a copy, one for each direction."""
         channels, height, width = images.shape[1:]
         fill = self._fill(channels)
         dx, dy = self._shift(width), self._shift(height)
-        kernels = [(WARPS, 0, partial(self._warp, fill=fill))]
-        for sign in (1, -1):
-            kernels.append((("TranslateX",), sign, lambda x, op, s, t=sign * dx: translate(x, t, 0, fill)))
-            kernels.append((("TranslateY",), sign, lambda x, op, s, t=sign * dy: translate(x, 0, t, fill)))
+        both = (1, -1)
+        kernels: list = [(WARPS, both, partial(self._warp, fill=fill))]
+        for sign in both:
+            kernels.append((("TranslateX",), (sign,), lambda x, op, s, t=sign * dx: translate(x, t, 0, fill)))
+            kernels.append((("TranslateY",), (sign,), lambda x, op, s, t=sign * dy: translate(x, 0, t, fill)))
         for name, adjust in ADJUST.items():
-            kernels.append(((name,), 0, lambda x, op, s, adjust=adjust: adjust(x, 1 + self.strength * s)))
+            kernels.append(((name,), both, lambda x, op, s, adjust=adjust: adjust(x, 1 + self.strength * s)))
         kernels += [
-            (("AutoContrast",), 0, lambda x, op, s: autocontrast(x)),
-            (("Equalize",), 0, lambda x, op, s: equalize(x)),
-            (("Posterize",), 0, lambda x, op, s: posterize(x, self.bits)),
-            (("Solarize",), 0, lambda x, op, s: solarize(x, self.threshold)),
+            (("AutoContrast",), both, lambda x, op, s: autocontrast(x)),
+            (("Equalize",), both, lambda x, op, s: equalize(x)),
+            (("Posterize",), both, lambda x, op, s: posterize(x, self.bits)),
+            (("Solarize",), both, lambda x, op, s: solarize(x, self.threshold)),
         ]
-        coded = [([i for i, name in enumerate(self.ops) if name in names], s, f) for names, s, f in kernels]
+        coded = [([self.ops.index(name) for name in names if name in self.ops], s, f) for names, s, f in kernels]
         return [kernel for kernel in coded if kernel[0]]
 
     def _warp(self, images: Tensor, operations: Tensor, signs: Tensor, fill: list[float]) -> Tensor:
         """Rotate, ShearX and ShearY: one warp with a matrix per sample."""
         height, width = images.shape[2:]
-        rotate, shear_x, shear_y = (
-            sum((operations == i) * signs for i, op in enumerate(self.ops) if op == name) + 0.0 * signs
-            for name in WARPS
-        )
+        code = {name: i for i, name in enumerate(self.ops)}
+        rotate, shear_x, shear_y = ((operations == code.get(name, -1)) * signs for name in WARPS)
         sin, cos = rotate * math.sin(self.angle), 1 - rotate.abs() * (1 - math.cos(self.angle))
-        shear_x, shear_y = shear_x * self.shear, shear_y * self.shear
-        # Coordinates have their origin at the centre; the shears keep the upper and the left edge in place.
-        x = cos, shear_x - sin, shear_x * (height / 2)
-        y = shear_y + sin, cos, shear_y * (width / 2)
-        return affine_warp(images, x, y, self.interpolation, fill)
+        # As fractions of the other side, because the grid's coordinates go from -1 to 1 on both.
+        shear_x, shear_y = shear_x * (self.shear * height / width), shear_y * (self.shear * width / height)
+        # The shears keep the upper and the left edge in place.
+        x = cos, shear_x - sin * (height / width), shear_x
+        y = shear_y + sin * (width / height), cos, shear_y
+        return affine_warp(images, torch.stack([*x, *y], dim=1).view(-1, 2, 3), self.interpolation, fill)
 
     def _shift(self, size: int) -> int:
         return int(150 / 331 * size * self.m / (self.bins - 1))
@@ -222,40 +222,30 @@ class RandAugment(nn.Module):
         return fill if any(fill) else []
 
 
-def affine_warp(
-    images: Tensor,
-    x: tuple[Tensor, Tensor, Tensor],
-    y: tuple[Tensor, Tensor, Tensor],
-    interpolation: str,
-    fill: Sequence[float] = (),
-) -> Tensor:
-    """Take output pixel (u, v) from x[0] u + x[1] v + x[2], y[0] u + y[1] v + y[2], in pixels from the image's centre.
+def affine_warp(images: Tensor, theta: Tensor, interpolation: str = "bilinear", fill: Sequence[float] = ()) -> Tensor:
+    """Warp by `theta` [b, 2, 3], with the meaning it has for `F.affine_grid`: from output to input coordinates.
 
-    The coefficients are [b]. Outside lies `fill` (one number, one per channel, or none for 0), and a pixel on the edge
-    is mixed with it by the weight of what lies outside: torchvision does that too for `fill=None`, while for a given
-    `fill`, 0 included, it multiplies the image's part by the weight twice and so darkens the edge.
+    Outside lies `fill` (one number, one per channel, or none for 0), and a pixel on the edge is mixed with it by the
+    weight of what lies outside. torchvision does the same for `fill=None`; when given a `fill`, 0 included, it
+    multiplies the image's part by its weight twice, which darkens the edge.
     """
     height, width = images.shape[2:]
-    device = images.device
-    u = torch.arange(width, device=device) + (0.5 - width / 2)
-    v = torch.arange(height, device=device) + (0.5 - height / 2)
-    # The two coordinates are planes of [b, 2, H, W]: each is a row plus a column, in one pass. (`F.affine_grid`
-    # multiplies matrices, and takes as long as the sampling.)
-    grid = torch.stack(
-        [
-            ((k[0] / half)[:, None] * u)[:, None, :] + ((k[1] / half)[:, None] * v + (k[2] / half)[:, None])[:, :, None]
-            for k, half in ((x, width / 2), (y, height / 2))
-        ],
-        dim=1,
-    )
-    source = images.float()
-    # Sampling the difference to `fill`, with zeros outside, mixes in `fill` without sampling a mask as well.
-    level = source.new_tensor(fill).view(1, -1, 1, 1) if fill else None
-    if level is not None:
-        source = source - level
-    result = F.grid_sample(source, grid.permute(0, 2, 3, 1), mode=interpolation, align_corners=False)
-    if level is not None:
-        result += level
+    u = (2 * torch.arange(width, device=images.device) + 1) / width - 1
+    v = (2 * torch.arange(height, device=images.device) + 1) / height - 1
+    # Each coordinate is a row plus a column: one pass for the grid, as planes [b, 2, H, W]. `F.affine_grid` multiplies
+    # matrices there and takes as long as the sampling.
+    row, column = theta[:, :, :1] * u, theta[:, :, 1:2] * v + theta[:, :, 2:]
+    grid = (row[:, :, None, :] + column[:, :, :, None]).permute(0, 2, 3, 1)
+    source = _own_float(images) if len(fill) else images.float()
+    # Sampling the difference to `fill`, with zeros outside, mixes it in without sampling a mask as well.
+    outside = fill[0] if len(fill) == 1 else [torch.full((1, 1), level, device=images.device) for level in fill]
+    if len(fill) > 1:
+        outside = torch.stack(outside)
+    if len(fill):
+        source -= outside
+    result = F.grid_sample(source, grid, mode=interpolation, align_corners=False)
+    if len(fill):
+        result += outside
     return _to_dtype(result.round_() if images.dtype is torch.uint8 else result, images.dtype)
 
 
@@ -294,12 +284,15 @@ def adjust_sharpness(images: Tensor, factor: Tensor) -> Tensor:
     # The 3x3 smoothing [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13 as sums of shifted images: a convolution with so few
     # channels is many times slower on a CPU. Sums of uint8 fit int16, where twice as many go through at a time.
     x = images.to(torch.int16) if images.dtype is torch.uint8 else images.float()
-    rows = x[:, :, :-2] + x[:, :, 1:-1] + x[:, :, 2:]
-    smooth = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * x[:, :, 1:-1, 1:-1]
-    smooth = smooth / 13
-    degenerate = images.to(torch.float32, copy=True)  # the border stays
-    degenerate[:, :, 1:-1, 1:-1] = smooth.round_() if images.dtype is torch.uint8 else smooth
-    return blend(images, degenerate, factor)
+    inner = x[:, :, 1:-1, 1:-1]
+    rows = (x[:, :, :-2] + x[:, :, 1:-1]).add_(x[:, :, 2:])
+    total = (rows[..., :-2] + rows[..., 1:-1]).add_(rows[..., 2:]).add_(inner, alpha=4)
+    smooth = total.float().mul_(1 / 13)
+    if images.dtype is torch.uint8:
+        smooth.round_()
+    result = images.clone(memory_format=torch.contiguous_format)  # the border stays
+    result[:, :, 1:-1, 1:-1] = blend(images[:, :, 1:-1, 1:-1], smooth, factor)
+    return result
 
 
 ADJUST = {
@@ -311,32 +304,34 @@ ADJUST = {
 
 
 def grayscale(images: Tensor) -> Tensor:
-    """[b, 1, H, W] float32; for uint8 cut to whole grey levels, as torchvision does."""
+    """[b, 1, H, W] float32, newly made; for uint8 cut to whole grey levels, as torchvision does."""
     if images.shape[1] == 1:
-        return images.float()
-    red, green, blue = images.split(1, dim=1)
-    gray = (0.2989 * red.float()).add_(green.float(), alpha=0.587).add_(blue.float(), alpha=0.114)
+        return _own_float(images)
+    red, green, blue = images.float().split(1, dim=1)
+    gray = (0.2989 * red).add_(green, alpha=0.587).add_(blue, alpha=0.114)
     return gray.trunc_() if images.dtype is torch.uint8 else gray
 
 
 def blend(images: Tensor, degenerate: Tensor | None, factor: Tensor) -> Tensor:
-    """factor * images + (1 - factor) * degenerate, None being black; a factor above 1 leads away from it."""
+    """factor * images + (1 - factor) * degenerate, None being black; a factor above 1 leads away from it.
+
+    `degenerate` is overwritten."""
     factor = factor.view(-1, 1, 1, 1)
-    result = images.float() * factor
+    result = _own_float(images).mul_(factor)
     if degenerate is not None:
-        result += degenerate * (1 - factor)
-    return _to_dtype(result.clamp_(0, _white(images)), images.dtype)
+        result += degenerate.mul_(1 - factor)
+    return _clip(result, images.dtype)
 
 
 def autocontrast(images: Tensor) -> Tensor:
     """Stretch each channel to the whole range. A channel of one grey level stays as it is."""
-    white = _white(images)
+    white = 255 if images.dtype is torch.uint8 else 1
     low, high = (f(images, dim=(2, 3), keepdim=True).float() for f in (torch.amin, torch.amax))
     # Half a grey level, so that the rounding errors of a flat float image are not stretched to black and white.
     flat = high - low < white / 510
     low = low.masked_fill(flat, 0)
     scale = (white / (high - low)).masked_fill(flat, 1)
-    return _to_dtype(((images.float() - low) * scale).clamp_(0, white), images.dtype)
+    return _clip(_own_float(images).sub_(low).mul_(scale), images.dtype)
 
 
 def equalize(images: Tensor) -> Tensor:
@@ -412,8 +407,8 @@ def resize(images: Tensor, size: int | tuple[int, int], *, antialias: bool = Tru
     """Resize a batch to (height, width), or to a square, bilinearly; dtype kept.
 
     antialias: average over all source pixels an output pixel covers when shrinking, as PIL does.
-    uint8 is computed in float32 and rounded to nearest on a GPU; on a CPU torch has a kernel in whole numbers, which may
-    differ by one grey level and is several times faster.
+    uint8 is computed in float32 and rounded to nearest; with `antialias` on a CPU by torch's kernel in whole numbers,
+    which may differ by one grey level.
     """
     _check_images(images)
     size = (size, size) if isinstance(size, int) else tuple(size)
@@ -431,21 +426,53 @@ def _check_images(images: Tensor) -> None:
         raise TypeError(f"images must be uint8 (0 to 255) or float (0 to 1), not {images.dtype}")
 
 
-def _white(images: Tensor) -> float:
-    return 255.0 if images.dtype is torch.uint8 else 1.0
-
-
 def _levels(images: Tensor) -> Tensor:
     """Grey levels as uint8."""
-    return images if images.dtype is torch.uint8 else _to_dtype((images.float() * 255).round_(), torch.uint8)
+    return images if images.dtype is torch.uint8 else _to_dtype(_own_float(images).mul_(255).round_(), torch.uint8)
+
+
+def _own_float(images: Tensor) -> Tensor:
+    """A float32 copy, to be overwritten: every tensor of that size not made is worth more than a pass less."""
+    return images.to(torch.float32, copy=True)
+
+
+def _clip(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """To the range of `dtype`, overwriting `values`; uint8 cuts off fractions."""
+    if dtype is not torch.uint8:
+        return values.clamp_(0, 1).to(dtype)
+    if values.device.type == "cpu":
+        return values.to(torch.int16).clamp_(0, 255).to(dtype)
+    return values.clamp_(0, 255).to(dtype)
 
 
 def _to_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype is torch.uint8 and values.device.type == "cpu":
-        values = values.to(
-            torch.int16
-        )  # two vectorised conversions; the direct one is not, and takes three times as long
+        values = values.to(torch.int16)  # both steps are vectorised; the direct one is not, and takes twice as long
     return values.to(dtype)
+
+
+def _take(source: Tensor, members: list[int], index: Tensor) -> Tensor:
+    """source[index], `members` being the same on the host."""
+    if source.device.type != "cpu":
+        return source.index_select(0, index)
+    # One after the other: on a CPU torch is far slower at whole samples by index.
+    return source[members[0]][None] if len(members) == 1 else torch.stack([source[i] for i in members])
+
+
+def _put(values: Tensor, result: Tensor, members: list[int], index: Tensor) -> None:
+    """result[index] = values."""
+    if result.device.type != "cpu":
+        result.index_copy_(0, index, values)
+        return
+    for i, value in zip(members, values.unbind(), strict=True):
+        result[i].copy_(value)
+
+
+def _piece(values: int) -> int:
+    """How many samples of so many values to work on at a time on a CPU: few enough for what lies between two lines of
+    an operation to stay in the cache, and the same number for each thread."""
+    threads = torch.get_num_threads()
+    return threads * max(1, round(CPU_PIECE / (values * threads)))
 
 
 def _like(result: Tensor, images: Tensor) -> Tensor:
