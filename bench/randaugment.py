@@ -165,7 +165,7 @@ class OperatorCount(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         allocation = func._schema.name.startswith(("aten::empty", "aten::new_empty", "aten::detach"))
-        self.count += not view and not allocation
+        self.count += func.namespace == "aten" and not view and not allocation
         return func(*args, **(kwargs or {}))
 
 

@@ -8,7 +8,8 @@
 - torchvision's `transforms.RandAugment` on uint8 tensors is the reference for the magnitudes and the pixels.
 
 Kornia and torchvision v2 draw one sequence of operations for the whole batch; here every sample draws its own. Kornia
-XXX
+has all of them batch-wise, and its functions were measured for each: they take float images alone, which is four times
+the memory of uint8, and longer than the few tensor lines below (docs/randaugment.md), so this stands on torch alone.
 """
 
 from __future__ import annotations
@@ -125,9 +126,10 @@ class RandAugment(nn.Module):
         compiling = torch.compiler.is_compiling()
         if plan is None:
             plan = self.plan(len(images), images.device if compiling else None)
-        for name, tensor in plan._asdict().items():
-            if tensor.ndim != 2 or len(tensor) != len(images):
-                raise ValueError(f"plan.{name} is {list(tensor.shape)}; for {len(images)} images it is [B, N]")
+        shapes = [list(tensor.shape) for tensor in plan]
+        if shapes[0] != shapes[1] or len(shapes[0]) != 2 or shapes[0][0] != len(images):
+            expected = f"for {len(images)} images both are [{len(images)}, N]"
+            raise ValueError(f"plan: operations {shapes[0]} and signs {shapes[1]}; {expected}")
         if plan.operations.device.type == "cpu" and not compiling:
             return self._grouped(images, plan)
         return self._dense(images, plan)
@@ -139,7 +141,8 @@ class RandAugment(nn.Module):
         on_cpu = images.device.type == "cpu"
         piece = _piece(images[0].numel()) if on_cpu else len(images)
         source, result = images, torch.empty_like(images) if on_cpu else images.clone()
-        for operations, signs in zip(zip(*plan.operations.tolist()), zip(*plan.signs.tolist())):
+        rounds = (zip(*tensor.tolist(), strict=True) for tensor in plan)
+        for operations, signs in zip(*rounds, strict=True):
             groups: dict[int, list[int]] = {k: [] for k in range(-1, len(kernels))}
             for sample, drawn in enumerate(zip(operations, signs, strict=True)):
                 if not (0 <= drawn[0] < len(self.ops) and drawn[1] in (1, -1)):
@@ -230,8 +233,7 @@ def affine_warp(images: Tensor, theta: Tensor, interpolation: str = "bilinear", 
     multiplies the image's part by its weight twice, which darkens the edge.
     """
     height, width = images.shape[2:]
-    u = (2 * torch.arange(width, device=images.device) + 1) / width - 1
-    v = (2 * torch.arange(height, device=images.device) + 1) / height - 1
+    u, v = (torch.linspace(1 / size - 1, 1 - 1 / size, size, device=images.device) for size in (width, height))
     # Each coordinate is a row plus a column: one pass for the grid, as planes [b, 2, H, W]. `F.affine_grid` multiplies
     # matrices there and takes as long as the sampling.
     row, column = theta[:, :, :1] * u, theta[:, :, 1:2] * v + theta[:, :, 2:]
