@@ -316,29 +316,33 @@ def picture(path: Path) -> None:
     photo = ours.resize(photo, (160, 240))
     space = autoaugment.RandAugment()._augmentation_space(31, (160, 240))
     columns = 7
-    fig, axes = plt.subplots(8, columns, figsize=(14, 11.4))
+    plan = ours.AugmentPlan(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64))
+    fig, axes = plt.subplots(4, columns, figsize=(14, 11))
     for index, name in enumerate(ours.OPERATIONS):
         for block, m in enumerate((9, 20)):
-            plan = ours.AugmentPlan(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64))
             magnitudes = space[name][0]
             magnitude = magnitudes[m].item() if magnitudes.ndim else 0.0
-            pair = (
-                ours.RandAugment(1, m, ops=[name])(photo, plan),
-                autoaugment._apply_op(photo, name, magnitude, InterpolationMode.BILINEAR, None),
-            )
-            for who, image in enumerate(pair):
-                ax = axes[4 * (index // columns) + 2 * block + who, index % columns]
-                ax.imshow(image[0].permute(1, 2, 0))
-                ax.set_xticks([])
-                ax.set_yticks([])
-                if who == 0 and block == 0:
-                    ax.set_title(name, fontsize=13, fontweight="bold")
-                if index % columns == 0:
-                    ax.set_ylabel(f"{('ours', 'torchvision')[who]}\nM={m}", fontsize=10)
-    fig.text(0.995, 0.004, "Photo: china.jpg of scikit-learn, by César Landeros, CC BY", ha="right", fontsize=8)
+            mine = ours.RandAugment(1, m, ops=[name])(photo, plan)[0]
+            theirs = autoaugment._apply_op(photo, name, magnitude, InterpolationMode.BILINEAR, None)[0]
+            gap = torch.full((3, 4, mine.shape[2]), 255, dtype=torch.uint8)
+            ax = axes[2 * (index // columns) + block, index % columns]
+            ax.imshow(torch.cat([mine, gap, theirs], dim=1).permute(1, 2, 0))
+            ax.set_xticks([])
+            ax.set_yticks([])
+            ax.spines[:].set_visible(False)
+            ax.set_title(f"{name}, M={m}", fontsize=11)
+            if index % columns == 0:
+                ax.set_ylabel("torchvision          ours      ", fontsize=10)
+    fig.text(
+        0.995,
+        0.004,
+        "Photo: danielbuechele (flickr), CC BY 2.0, from scikit-learn; resized and augmented",
+        ha="right",
+        fontsize=8,
+    )
     fig.tight_layout(rect=(0, 0.012, 1, 1), h_pad=0.3, w_pad=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=90)
+    fig.savefig(path, dpi=80)
     plt.close(fig)
 
 

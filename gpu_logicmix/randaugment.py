@@ -94,10 +94,11 @@ class RandAugment(nn.Module):
         self.interpolation, self.fill, self.ops = interpolation, fill, tuple(ops)
         self.generator = generator
         # In float32, as torchvision has them, so that a threshold falls on the same side of a grey level.
-        self.angle = math.radians(torch.linspace(0, 30, bins)[m].item())
-        self.shear = torch.linspace(0, 0.3, bins)[m].item()
-        self.strength = torch.linspace(0, 0.9, bins)[m].item()
-        self.threshold = torch.linspace(255, 0, bins)[m].item()
+        step = partial(torch.linspace, steps=bins, device="cpu")
+        self.angle = math.radians(step(0, 30)[m].item())
+        self.shear = step(0, 0.3)[m].item()
+        self.strength = step(0, 0.9)[m].item()
+        self.threshold = step(255, 0)[m].item()
         self.bits = 8 - round(m / ((bins - 1) / 4))
 
     def extra_repr(self) -> str:
@@ -111,12 +112,10 @@ class RandAugment(nn.Module):
         so `forward` computes each operation for the samples that drew it. A plan on the images' own device is never
         read: every operation is computed for every sample and the right one is kept. The pixels are the same.
         """
-        source = self.generator.device if self.generator is not None else device
+        source = self.generator.device if self.generator is not None else torch.device(device or "cpu")
         draw = partial(torch.randint, size=(batch_size, self.n), generator=self.generator, device=source)
         operations, signs = draw(len(self.ops)), draw(2) * 2 - 1
-        if device is not None:
-            operations, signs = operations.to(device), signs.to(device)
-        return AugmentPlan(operations, signs)
+        return AugmentPlan(_send(operations, device or source), _send(signs, device or source))
 
     @torch.no_grad()
     def forward(self, images: Tensor, plan: AugmentPlan | None = None) -> Tensor:
@@ -153,7 +152,8 @@ class RandAugment(nn.Module):
                     result[sample].copy_(images[sample])
             order = [sample for members in groups.values() for sample in members]
             # The one transfer of a round, three whole numbers a sample; the host does not wait for it.
-            table = torch.tensor([(i, operations[i], signs[i]) for i in order]).to(images.device, non_blocking=True)
+            table = torch.tensor([(i, operations[i], signs[i]) for i in order], device="cpu")
+            table = _send(table, images.device)
             start = len(groups[-1])
             for k, (_, _, apply) in enumerate(kernels):
                 members = groups[k]
@@ -170,7 +170,7 @@ class RandAugment(nn.Module):
         kernels = self._kernels(images)
         result = images
         for operations, signs in zip(plan.operations.unbind(1), plan.signs.unbind(1), strict=True):
-            operations, signs = (x.to(images.device, non_blocking=True) for x in (operations, signs))
+            operations, signs = _send(operations, images.device), _send(signs, images.device)
             before = result
             for codes, directions, apply in kernels:
                 mine = sum(operations == code for code in codes) > 0
@@ -238,15 +238,13 @@ def affine_warp(images: Tensor, theta: Tensor, interpolation: str = "bilinear", 
     # matrices there and takes as long as the sampling.
     row, column = theta[:, :, :1] * u, theta[:, :, 1:2] * v + theta[:, :, 2:]
     grid = (row[:, :, None, :] + column[:, :, :, None]).permute(0, 2, 3, 1)
-    source = _own_float(images) if len(fill) else images.float()
+    source = _own_float(images) if fill else images.float()
     # Sampling the difference to `fill`, with zeros outside, mixes it in without sampling a mask as well.
-    outside = fill[0] if len(fill) == 1 else [torch.full((1, 1), level, device=images.device) for level in fill]
-    if len(fill) > 1:
-        outside = torch.stack(outside)
-    if len(fill):
+    if fill:
+        outside = torch.stack([torch.full((1, 1), level, device=images.device) for level in fill])
         source -= outside
     result = F.grid_sample(source, grid, mode=interpolation, align_corners=False)
-    if len(fill):
+    if fill:
         result += outside
     return _to_dtype(result.round_() if images.dtype is torch.uint8 else result, images.dtype)
 
@@ -254,9 +252,9 @@ def affine_warp(images: Tensor, theta: Tensor, interpolation: str = "bilinear", 
 def translate(images: Tensor, dx: int, dy: int, fill: Sequence[float] = ()) -> Tensor:
     """Move by whole pixels, to the right and down."""
     height, width = images.shape[2:]
-    result = torch.zeros_like(images, memory_format=torch.contiguous_format)
-    for channel, value in enumerate(fill):
-        result[:, channel if len(fill) > 1 else slice(None)] = value
+    result = torch.full_like(images, fill[0] if fill else 0, memory_format=torch.contiguous_format)
+    for channel, value in enumerate(fill[1:], start=1):
+        result[:, channel] = value
     into, out_of = (
         (..., slice(max(y, 0), height + min(y, 0)), slice(max(x, 0), width + min(x, 0)))
         for x, y in ((dx, dy), (-dx, -dy))
@@ -274,9 +272,9 @@ def adjust_color(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
-    # Rows first: their sums are exact in float32 for uint8, so the mean does not depend on the order of summation.
-    mean = grayscale(images).sum(-1).sum(-1, dtype=torch.float64) / (images.shape[2] * images.shape[3])
-    return blend(images, mean.float()[..., None, None], factor)
+    # Rows first: for uint8 their sums are exact in float32.
+    mean = grayscale(images).sum(-1).mean(-1) / images.shape[3]
+    return blend(images, mean[..., None, None], factor)
 
 
 def adjust_sharpness(images: Tensor, factor: Tensor) -> Tensor:
@@ -391,8 +389,8 @@ class RandomHorizontalFlip(nn.Module):
 
     def plan(self, batch_size: int, device: torch.device | str | None = None) -> Tensor:
         """[B] bool: which samples to mirror. On `device`, or on the generator's."""
-        source = self.generator.device if self.generator is not None else device
-        return (torch.rand(batch_size, generator=self.generator, device=source) < self.p).to(device or source)
+        source = self.generator.device if self.generator is not None else torch.device(device or "cpu")
+        return _send(torch.rand(batch_size, generator=self.generator, device=source) < self.p, device or source)
 
     def forward(self, images: Tensor, plan: Tensor | None = None) -> Tensor:
         if not self.training or len(images) == 0:
@@ -402,7 +400,7 @@ class RandomHorizontalFlip(nn.Module):
         if images.device.type == "cpu" and not torch.compiler.is_compiling():
             flipped = [x.flip(-1) if mirror else x for x, mirror in zip(images, plan.tolist(), strict=True)]
             return _like(torch.stack(flipped), images)
-        return torch.where(plan.to(images.device, non_blocking=True).view(-1, 1, 1, 1), images.flip(-1), images)
+        return torch.where(_send(plan, images.device).view(-1, 1, 1, 1), images.flip(-1), images)
 
 
 def resize(images: Tensor, size: int | tuple[int, int], *, antialias: bool = True) -> Tensor:
@@ -430,7 +428,7 @@ def _check_images(images: Tensor) -> None:
 
 def _levels(images: Tensor) -> Tensor:
     """Grey levels as uint8."""
-    return images if images.dtype is torch.uint8 else _to_dtype(_own_float(images).mul_(255).round_(), torch.uint8)
+    return images if images.dtype is torch.uint8 else _clip(_own_float(images).mul_(255).round_(), torch.uint8)
 
 
 def _own_float(images: Tensor) -> Tensor:
@@ -451,6 +449,11 @@ def _to_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype is torch.uint8 and values.device.type == "cpu":
         values = values.to(torch.int16)  # both steps are vectorised; the direct one is not, and takes twice as long
     return values.to(dtype)
+
+
+def _send(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Without waiting, where the other side can do without: what arrives on the host is read at once."""
+    return tensor.to(device, non_blocking=torch.device(device).type != "cpu")
 
 
 def _take(source: Tensor, members: list[int], index: Tensor) -> Tensor:
