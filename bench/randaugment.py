@@ -317,7 +317,7 @@ def picture(path: Path) -> None:
     space = autoaugment.RandAugment()._augmentation_space(31, (160, 240))
     columns = 7
     plan = ours.AugmentPlan(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64))
-    fig, axes = plt.subplots(4, columns, figsize=(14, 11))
+    fig, axes = plt.subplots(4, columns, figsize=(14, 12))
     for index, name in enumerate(ours.OPERATIONS):
         for block, m in enumerate((9, 20)):
             magnitudes = space[name][0]
@@ -340,7 +340,7 @@ def picture(path: Path) -> None:
         ha="right",
         fontsize=8,
     )
-    fig.tight_layout(rect=(0, 0.012, 1, 1), h_pad=0.3, w_pad=0.3)
+    fig.tight_layout(rect=(0, 0.012, 1, 1), h_pad=1.2, w_pad=0.4)
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=80)
     plt.close(fig)
