@@ -139,7 +139,9 @@ class RandAugment(nn.Module):
         which = {(code, s): k for k, (codes, signs, _) in enumerate(kernels) for code in codes for s in signs}
         on_cpu = images.device.type == "cpu"
         piece = _piece(images[0].numel()) if on_cpu else len(images)
-        source, result = images, torch.empty_like(images) if on_cpu else images.clone()
+        result = torch.empty_like(images) if on_cpu else images.clone()
+        # On a CPU samples are taken out and put back one after the other: torch is far slower at it by index there.
+        source, samples, results = images, images.unbind(), result.unbind()
         rounds = (zip(*tensor.tolist(), strict=True) for tensor in plan)
         for operations, signs in zip(*rounds, strict=True):
             groups: dict[int, list[int]] = {k: [] for k in range(-1, len(kernels))}
@@ -149,7 +151,7 @@ class RandAugment(nn.Module):
                 groups[which.get(drawn, -1)].append(sample)
             if on_cpu and source is images:
                 for sample in groups[-1]:  # nothing to do but be there
-                    result[sample].copy_(images[sample])
+                    results[sample].copy_(samples[sample])
             order = [sample for members in groups.values() for sample in members]
             # The one transfer of a round, three whole numbers a sample; the host does not wait for it.
             table = torch.tensor([(i, operations[i], signs[i]) for i in order], device="cpu")
@@ -160,9 +162,14 @@ class RandAugment(nn.Module):
                 for first in range(0, len(members), piece):
                     part = members[first : first + piece]
                     index, *drawn = table[start + first : start + first + len(part)].unbind(1)
-                    _put(apply(_take(source, part, index), *drawn), result, part, index)
+                    if not on_cpu:
+                        result.index_copy_(0, index, apply(source.index_select(0, index), *drawn))
+                        continue
+                    batch = samples[part[0]][None] if len(part) == 1 else torch.stack([samples[i] for i in part])
+                    for i, done in zip(part, apply(batch, *drawn).unbind(), strict=True):
+                        results[i].copy_(done)
                 start += len(members)
-            source = result
+            source, samples = result, results
         return result
 
     def _dense(self, images: Tensor, plan: AugmentPlan) -> Tensor:
@@ -454,23 +461,6 @@ def _to_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
 def _send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Without waiting, where the other side can do without: what arrives on the host is read at once."""
     return tensor.to(device, non_blocking=torch.device(device).type != "cpu")
-
-
-def _take(source: Tensor, members: list[int], index: Tensor) -> Tensor:
-    """source[index], `members` being the same on the host."""
-    if source.device.type != "cpu":
-        return source.index_select(0, index)
-    # One after the other: on a CPU torch is far slower at whole samples by index.
-    return source[members[0]][None] if len(members) == 1 else torch.stack([source[i] for i in members])
-
-
-def _put(values: Tensor, result: Tensor, members: list[int], index: Tensor) -> None:
-    """result[index] = values."""
-    if result.device.type != "cpu":
-        result.index_copy_(0, index, values)
-        return
-    for i, value in zip(members, values.unbind(), strict=True):
-        result[i].copy_(value)
 
 
 def _piece(values: int) -> int:
