@@ -13,7 +13,8 @@ Images a second, from files to a float batch on the device (CUDA, where there is
 All mix half of the samples (p = 0.5, the paper's setting), K_min = K_max = K. There is no model: a training step
 would only hide the differences. Methods take turns, epoch by epoch; medians over the rounds count, and c / a and d / a
 are medians of the ratios of neighbours in time. Worker processes live through all epochs; the first round is not
-counted. Where the device is the CPU, it works on the cores that the workers leave free (at least one thread).
+counted. Where the device is the CPU, it works on the cores that the workers leave free (at least one thread); in d,
+where workers only copy, on all of them. Runs with other --workers are kept in the results if all else is the same.
 """
 
 from __future__ import annotations
@@ -108,9 +109,9 @@ def run_epoch(loader: DataLoader, mix: GPULogicMix | None, device: torch.device)
 
 def measure(dataset: ImageDataset, cached: ImageDataset, workers: int, options, device: torch.device) -> dict:
     """Images a second of each method, all rounds."""
-    # The device's threads and the workers share the cores, where the device is the CPU.
-    threads = max(1, (os.cpu_count() or 1) - workers)
-    torch.set_num_threads(threads)
+    # The device's threads and the workers share the cores, where the device is the CPU. Those of d only copy.
+    cores = os.cpu_count() or 1
+    threads = max(1, cores - workers)
     settings = {"shuffle": True, "drop_last": True, "workers": workers}
     files, cache = (make_loader(source, options.batch_size, **settings) for source in (dataset, cached))
     images = len(dataset) // options.batch_size * options.batch_size
@@ -120,6 +121,7 @@ def measure(dataset: ImageDataset, cached: ImageDataset, workers: int, options, 
     mixes = {k: GPULogicMix(P, k, k) for k in options.k}
 
     def take(name: str, loader: DataLoader, mix: GPULogicMix | None, epochs: int = 1) -> None:
+        torch.set_num_threads(cores if name[0] == "d" else threads)
         seconds = sum(run_epoch(loader, mix, device) for _ in range(epochs)) / epochs
         if number:  # the first round warms up
             rates.setdefault(name, []).append(images / seconds)
@@ -210,6 +212,17 @@ def cpu_name() -> str:
     return f"{name}, {os.cpu_count()} cores"
 
 
+def other_runs(file: Path, report: dict) -> list[dict]:
+    """Runs of the file with other numbers of workers, if they were made under the same conditions."""
+    if not file.exists():
+        return []
+    old = json.loads(file.read_text())
+    if any(old[key] != report[key] for key in report if key not in ("command", "runs")):
+        return []
+    measured = {run["workers"] for run in report["runs"]}
+    return [run for run in old["runs"] if run["workers"] not in measured]
+
+
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory, as CUDA's allocator does, instead of giving it back and clearing it page by page for
     each new batch: that costs more than the work itself, in some epochs and not in others, and for all methods."""
@@ -228,7 +241,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--rounds", type=int, default=10, help="epochs that count, of each method")
+    parser.add_argument("--rounds", type=int, default=5, help="epochs that count, of each method")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--name", default="loader", help="results/NAME.json and .png are written")
     options = parser.parse_args()
@@ -264,9 +277,11 @@ def main() -> None:
         cached = cache_dataset(dataset, Path(folder) / "cache")
         for workers in options.workers:
             report["runs"].append(measure(dataset, cached, workers, options, device))
+    file = RESULTS / f"{options.name}.json"
+    report["runs"] = sorted(report["runs"] + other_runs(file, report), key=lambda run: run["workers"])
     show(report, console)
     plot(report, RESULTS / f"{options.name}.png")
-    (RESULTS / f"{options.name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    file.write_text(json.dumps(report, indent=1) + "\n")
     console.print(f"wrote {RESULTS.name}/{options.name}.json and .png")
 
 

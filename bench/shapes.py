@@ -41,7 +41,7 @@ def loss_of_known(logits: Tensor, targets: Tensor) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--known", type=float, default=1.0)
     parser.add_argument("--p", type=float, default=0.0, help="LogicMix: share of samples that are mixed")

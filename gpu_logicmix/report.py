@@ -73,6 +73,8 @@ def _label_lines(targets: Tensor, categories: Sequence[str], caption: str, width
     present = [categories[c] for c in (targets == 1).nonzero().flatten()]
     unknown = [categories[c] for c in (targets == -1).nonzero().flatten()]
     lines = [(text, "black") for text in _wrap([caption], "", font, width, 2)]
+    if not categories:
+        return lines
     lines += [(text, PRESENT_TEXT) for text in _wrap(present or ["none known"], "", bold, width, 5)]
     if unknown:
         lines += [(text, UNKNOWN_TEXT) for text in _wrap(unknown, f"{len(unknown)} unknown: ", font, width, 3)]
@@ -85,7 +87,7 @@ def _wrap(words: Sequence[str], head: str, font, width: int, most: int) -> list[
     lines, line = [], head
     for at, word in enumerate(words):
         more = f" +{len(words) - at}"
-        text = word + ("," if at < len(words) - 1 else "")
+        text = _shorten(word, font, width - 40) + ("," if at < len(words) - 1 else "")
         joined = f"{line} {text}" if line and line != head else line + text
         last = len(lines) == most - 1
         room = width - (font.getlength(more) if last and at < len(words) - 1 else 0)
@@ -96,6 +98,14 @@ def _wrap(words: Sequence[str], head: str, font, width: int, most: int) -> list[
         else:
             lines, line = [*lines, line], text
     return [*lines, line] if line else lines
+
+
+def _shorten(word: str, font, width: int) -> str:
+    """Without its middle, where it is too wide: of a path, the file name says most."""
+    if font.getlength(word) <= width:
+        return word
+    ends = next(n for n in range(len(word) // 2, 0, -1) if font.getlength(f"{word[:4]}…{word[-n:]}") <= width or n == 1)
+    return f"{word[:4]}…{word[-ends:]}"
 
 
 def _to_picture(image: Tensor, cell: int) -> Image.Image:

@@ -66,6 +66,13 @@ def test_text_fits_and_nothing_is_lost(count, most):
     assert shown + hidden == count
 
 
+def test_long_names_are_shortened():
+    (line,) = _wrap(["12: a/very/long/path/to/a/photo/of/something_000000123456.jpg"], "", _font(14), 190, 2)
+    assert _font(14).getlength(line) <= 190
+    assert line.startswith("12: …")
+    assert line.endswith("123456.jpg")
+
+
 def test_mixed_labels_are_what_the_mix_makes_of_them():
     labels = np.random.default_rng(0).integers(-1, 2, (200, 12)).astype(np.int8)
     assert sorted(map(tuple, mixed_labels(labels, GPULogicMix(0.0), 32))) == sorted(map(tuple, labels))

@@ -122,7 +122,8 @@ def _build(dataset: ImageDataset, folder: Path, wanted: dict, threads: int) -> d
     size, count = dataset.size, len(dataset)
     row_bytes = size * size * 3
     chunk = min(max(CHUNK_BYTES // row_bytes, 1), 256)
-    (folder / "manifest.json").unlink(missing_ok=True)
+    for old in ("manifest.json", "images.u8"):  # the manifest first; a process that has the images mapped keeps them
+        (folder / old).unlink(missing_ok=True)
     header = {**wanted, "chunk": chunk}
     done = _read_progress(log, header) if part.exists() and part.stat().st_size == count * row_bytes else {}
     _check_disk(folder, part, count * row_bytes, f"{count:,} images at {size} x {size}")

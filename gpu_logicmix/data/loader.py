@@ -39,13 +39,8 @@ class Batches(Sampler[list[int]]):
             raise ValueError(f"batch_size={batch_size}: must be at least 1")
         if not 0 <= rank < world:
             raise ValueError(f"rank={rank}: must be from 0 to world - 1 = {world - 1}")
-        self.length, self.batch_size, self.shuffle, self.seed, self.drop_last = (
-            length,
-            batch_size,
-            shuffle,
-            seed,
-            drop_last,
-        )
+        self.length, self.batch_size, self.drop_last = length, batch_size, drop_last
+        self.shuffle, self.seed = shuffle, seed
         self.rank, self.world = rank, world
         self.epoch = self.start = 0
 
