@@ -2,7 +2,7 @@
 
 Twelve categories on cluttered ground. Some are common and some are rare (from 4 in 10 pictures down to 4 in 100), and
 they keep company: each picture belongs to one of four scenes, which favours some categories over others. Things are
-small, turned, partly covered and often pale, and the clutter holds things that are nearly of a category.
+turned, partly covered and sometimes pale, and the clutter holds things that are nearly of a category.
 
 Picture i depends on (seed, split, i) alone, not on what else is drawn or in which order.
 """
@@ -71,28 +71,28 @@ class ShapesSource:
 def draw_picture(rng: np.random.Generator, present: np.ndarray, size: int) -> np.ndarray:
     """uint8 [S, S, 3] with at least one thing of each category in `present` (numbers), and no other."""
     picture = _ground(rng, size)
-    for _ in range(rng.integers(6, 13)):
-        _paint(picture, rng, _CLUTTER[rng.integers(len(_CLUTTER))], rng.random(2), rng.uniform(0.04, 0.2), (0.3, 0.8))
+    for _ in range(rng.integers(3, 8)):
+        _paint(picture, rng, _CLUTTER[rng.integers(len(_CLUTTER))], rng.random(2), rng.uniform(0.05, 0.2), (0.2, 0.6))
     things = [CATEGORIES[c] for c in present for _ in range(1 + (rng.random() < 0.25))]
     placed: list[tuple[np.ndarray, float]] = []
     for name in (things[i] for i in rng.permutation(len(things))):
-        radius = rng.uniform(0.1, 0.21) * (1.15 if name in TEXTURES else 1)
+        radius = rng.uniform(0.14, 0.26) * (1.15 if name in TEXTURES else 1)
         # The roomiest of a few places: things may touch, but none should disappear behind another.
         places = rng.uniform(radius * 0.8, 1 - radius * 0.8, (6, 2))
         room = [min((np.hypot(*(p - q)) - radius - r for q, r in placed), default=1.0) for p in places]
         place = places[int(np.argmax(room))]
         placed.append((place, radius))
-        _paint(picture, rng, name, place, radius, (0.6, 1.0))
-    for _ in range(rng.integers(0, 4)):
+        _paint(picture, rng, name, place, radius, (0.75, 1.0))
+    for _ in range(rng.integers(0, 3)):
         _paint(picture, rng, "line", rng.random(2), rng.uniform(0.1, 0.3), (0.5, 0.9))
-    picture += rng.random(picture.shape, dtype=np.float32) * 24 - 12
+    picture += rng.random(picture.shape, dtype=np.float32) * 20 - 10
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 
 def _ground(rng: np.random.Generator, size: int) -> np.ndarray:
     """float32 [S, S, 3]: soft blotches of colour, coarse and finer."""
     out = np.full((size, size, 3), rng.uniform(60, 190, 3), dtype=np.float32)
-    for cells, strength in ((3, 45), (9, 30)):
+    for cells, strength in ((3, 40), (8, 22)):
         blotches = rng.uniform(-strength, strength, (cells, cells, 3)).astype(np.float32)
         # Bilinear enlargement as two products with [S, cells].
         at = np.linspace(0, cells - 1, size, dtype=np.float32)[:, None]
@@ -105,7 +105,11 @@ def _ground(rng: np.random.Generator, size: int) -> np.ndarray:
 def _paint(picture, rng: np.random.Generator, name: str, place, radius: float, opacity: tuple[float, float]) -> None:
     """Blend one thing into the picture, touching only the pixels around it."""
     size = len(picture)
-    angle, colour = rng.uniform(0, 2 * np.pi), rng.uniform(0, 255, (2, 3)).astype(np.float32)
+    angle, colour = rng.uniform(0, 2 * np.pi), rng.uniform(0, 255, (3, 3)).astype(np.float32)
+    # Of two colours the one that stands out more from what is there.
+    ground = picture[int(min(place[0], 0.999) * size), int(min(place[1], 0.999) * size)]
+    if np.abs(colour[2] - ground).sum() > np.abs(colour[0] - ground).sum():
+        colour[0] = colour[2]
     alpha, detail = rng.uniform(*opacity), rng.random(6).astype(np.float32)
     reach = radius * (1.35 if name == "line" else 1.1)
     top, left = (max(int((at - reach) * size), 0) for at in place)
