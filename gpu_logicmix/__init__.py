@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 _LATER = {
     "RandAugment": "randaugment",
+    "RandomHorizontalFlip": "randaugment",
     "PartialAsymmetricLoss": "losses",
     "PartialBCELoss": "losses",
     "PartialFocalLoss": "losses",
