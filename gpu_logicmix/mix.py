@@ -152,7 +152,7 @@ def _bags(rows: Tensor, index: Tensor, weight: Tensor, inside: Tensor | None) ->
 
 
 def _sum_rows(rows: Tensor, bags: _Bags) -> Tensor:
-    """One pass and no temporary: every device has `embedding_bag` for all floating types, adding up in float32."""
+    """One pass and no temporary: every device has `embedding_bag`; half precision it adds up in float32."""
     table = rows.reshape(-1, rows.shape[1] // bags.cuts)
     weight = bags.weight.to(rows.dtype)
     return F.embedding_bag(bags.index, table, bags.start, mode="sum", per_sample_weights=weight).view(-1, rows.shape[1])
@@ -206,7 +206,11 @@ class _Mix(nn.Module):
         self._check(images, targets, plan)
         if images.shape[0] == 0:
             return images, targets
-        return self._mix(images, targets, self.plan(images.shape[0], images.device) if plan is None else plan)
+        if plan is None:
+            plan = self.plan(images.shape[0], images.device)
+        else:  # it may be made by hand, with anything past the sizes
+            plan = plan._replace(index=torch.where(_inside(plan), plan.index, plan.index[:, :1]))
+        return self._mix(images, targets, plan)
 
     def _draw(self, batch_size: int, device) -> MixPlan:
         """Two samples of each group, the first with the share that `_share` draws."""

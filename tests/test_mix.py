@@ -342,6 +342,17 @@ def test_a_plan_replays():
             assert torch.equal(a, b)
 
 
+def test_a_plan_made_by_hand_may_hold_anything_past_the_sizes(way):
+    images, targets = some_batch(6)
+    mix = GPULogicMix(k_max=4)
+    plan = mix.plan(6)
+    outside = torch.arange(4) >= plan.size[:, None]
+    scribbled = plan._replace(index=torch.where(outside, torch.randint(6, (6, 4)), plan.index))
+    assert not torch.equal(plan.index, scribbled.index)
+    for a, b in zip(mix(images, targets, plan), mix(images, targets, scribbled), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_forward_draws_a_new_plan_each_time():
     images, targets = some_batch(32)
     for method in MIXES:
