@@ -14,7 +14,8 @@ All mix half of the samples (p = 0.5, the paper's setting), K_min = K_max = K. T
 would only hide the differences. Methods take turns, epoch by epoch; medians over the rounds count, and c / a and d / a
 are medians of the ratios of neighbours in time. Worker processes live through all epochs; the first round is not
 counted. Where the device is the CPU, it works on the cores that the workers leave free (at least one thread); in d,
-where workers only copy, on all of them. Runs with other --workers are kept in the results if all else is the same.
+where a thread reads ahead instead of workers, on all of them. Runs with other --workers are kept in the results if all
+else is the same.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,29 +38,14 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from gpu_logicmix import GPULogicMix, __version__, logic_or
-from gpu_logicmix.data import Batches, ImageDataset, cache_dataset, make_loader, open_dataset
+from gpu_logicmix.data import ImageDataset, cache_dataset, make_loader, open_dataset
 from gpu_logicmix.data.cache import image_progress
 
 RESULTS = Path(__file__).parent / "results"
 P = 0.5
-PASSES = 8
-
-
-class Passes(Sampler):
-    """Several passes as one epoch: a cache is too fast to time one, and to start the workers anew costs more."""
-
-    def __init__(self, batches: Batches, passes: int) -> None:
-        self.batches, self.passes = batches, passes
-
-    def __len__(self) -> int:
-        return len(self.batches) * self.passes
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for _ in range(self.passes):
-            yield from self.batches
 
 
 class CPULogicMix(Dataset):
@@ -125,22 +110,20 @@ def run_epoch(loader: DataLoader, mix: GPULogicMix | None, device: torch.device)
 
 def measure(dataset: ImageDataset, cached: ImageDataset, workers: int, options, device: torch.device) -> dict:
     """Images a second of each method, all rounds."""
-    # The device's threads and the workers share the cores, where the device is the CPU. Those of d only copy.
+    # The device's threads and the workers share the cores, where the device is the CPU. d has no workers.
     cores = os.cpu_count() or 1
     threads = max(1, cores - workers)
     settings = {"shuffle": True, "drop_last": True, "workers": workers}
-    files = make_loader(dataset, options.batch_size, **settings)
-    passes = Passes(make_loader(cached, options.batch_size, **settings).sampler, PASSES)
-    cache = DataLoader(cached, batch_size=None, sampler=passes, **worker_settings(workers, device))
+    files, cache = (make_loader(source, options.batch_size, **settings) for source in (dataset, cached))
     images = len(dataset) // options.batch_size * options.batch_size
     rates: dict[str, list[float]] = {}
     steps = [(number, k) for number in range(options.rounds + 1) for k in options.k]
     in_dataset = {k: dataset_loader(dataset, k, workers, options, device) for k in options.k}
     mixes = {k: GPULogicMix(P, k, k) for k in options.k}
 
-    def take(name: str, loader: DataLoader, mix: GPULogicMix | None, passes: int = 1) -> None:
+    def take(name: str, loader: DataLoader, mix: GPULogicMix | None, epochs: int = 1) -> None:
         torch.set_num_threads(cores if name[0] == "d" else threads)
-        seconds = run_epoch(loader, mix, device) / passes
+        seconds = sum(run_epoch(loader, mix, device) for _ in range(epochs)) / epochs
         if number:  # the first round warms up
             rates.setdefault(name, []).append(images / seconds)
 
@@ -150,7 +133,7 @@ def measure(dataset: ImageDataset, cached: ImageDataset, workers: int, options, 
             pair = [(f"a{k}", files, None), (f"c{k}", files, mixes[k])]
             for method in pair if number % 2 else pair[::-1]:
                 take(*method)
-            take(f"d{k}", cache, mixes[k], PASSES)
+            take(f"d{k}", cache, mixes[k], epochs=8)  # one is too short to time
             if number % 4 == 1 or not number:  # slow, and far from the others
                 take(f"b{k}", in_dataset[k], None)
             advance(images)
@@ -163,18 +146,11 @@ def dataset_loader(dataset: ImageDataset, k: int, workers: int, options, device:
         options.batch_size,
         shuffle=True,
         drop_last=True,
-        **worker_settings(workers, device),
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        prefetch_factor=4 if workers else None,
+        pin_memory=device.type == "cuda",
     )
-
-
-def worker_settings(workers: int, device: torch.device) -> dict:
-    """The same for all loaders; `make_loader` has them too."""
-    return {
-        "num_workers": workers,
-        "persistent_workers": workers > 0,
-        "prefetch_factor": 4 if workers else None,
-        "pin_memory": device.type == "cuda",
-    }
 
 
 def summary(run: dict, k: int) -> dict[str, float]:
