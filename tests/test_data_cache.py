@@ -14,7 +14,7 @@ import pytest
 import torch
 from test_data_images import dataset_of
 
-from gpu_logicmix.data import BadImage, DataError, cache, cache_dataset, make_loader, open_dataset
+from gpu_logicmix.data import BadImage, Batches, DataError, cache, cache_dataset, make_loader, open_dataset
 from gpu_logicmix.data.cache import verify_cache
 
 
@@ -56,10 +56,36 @@ def test_cache_with_workers_and_pickle(tmp_path, images):
     cached = cache_dataset(dataset, tmp_path / "cache")
     cached[[0]]
     assert len(pickle.dumps(cached.source)) < 2000  # the file, not its contents
-    for workers in (0, 1):
-        batches = list(make_loader(cached, 4, shuffle=True, workers=workers))
+    for loader in (
+        make_loader(cached, 4, shuffle=True, workers=2),  # a thread, whatever the workers
+        torch.utils.data.DataLoader(cached, batch_size=None, sampler=Batches(10, 4), num_workers=1),
+    ):
+        batches = list(loader)
         rows = torch.cat([rows for _, _, rows in batches])
         assert torch.equal(torch.cat([i for i, _, _ in batches]), dataset[rows.tolist()][0])
+
+
+def test_reading_ahead(tmp_path, images):
+    cached = cache_dataset(dataset_of(images), tmp_path / "cache")
+    loader = make_loader(cached, 3, shuffle=True, seed=1)
+    first, second = ([rows.tolist() for _, _, rows in loader] for _ in range(2))
+    assert first == list(Batches(10, 3, shuffle=True, seed=1))
+    assert first != second
+    for _ in loader:  # left early: nothing hangs, and the next pass is whole
+        break
+    loader.sampler.set_epoch(0, start=1)
+    assert [rows.tolist() for _, _, rows in loader] == first[1:]
+    assert len(loader) == 4
+    (tmp_path / "cache" / "test-train-16" / "images.u8").unlink()
+    gone = make_loader(cache_copy(cached), 3)
+    with pytest.raises(FileNotFoundError):
+        list(gone)
+
+
+def cache_copy(cached):
+    """As another process gets it: not yet mapped."""
+    cached.source = pickle.loads(pickle.dumps(cached.source))
+    return cached
 
 
 def test_changed_sources_are_noticed(tmp_path, images):

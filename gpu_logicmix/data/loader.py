@@ -7,7 +7,9 @@ for images, targets, index in loader:       # uint8 [B, 3, S, S], int8 [B, C], i
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch.utils.data import DataLoader, Sampler
@@ -65,6 +67,22 @@ class Batches(Sampler[list[int]]):
             yield order[batch * together : (batch + 1) * together][self.rank :: self.world].tolist()
 
 
+class ReadAhead(DataLoader):
+    """Fetches the next batches in a thread.
+
+    For caches: to hand a batch from process to process costs several times what it costs to copy it out of the mapped
+    file, and while numpy copies, or waits for the disk, Python goes on.
+    """
+
+    def __iter__(self) -> Iterator:
+        batches = super().__iter__()
+        with ThreadPoolExecutor(1) as pool:
+            coming = deque(pool.submit(next, batches, None) for _ in range(4))
+            while (batch := coming.popleft().result()) is not None:
+                coming.append(pool.submit(next, batches, None))
+                yield batch
+
+
 def make_loader(
     dataset: ImageDataset,
     batch_size: int,
@@ -76,9 +94,14 @@ def make_loader(
     rank: int = 0,
     world: int = 1,
 ) -> DataLoader:
-    """A DataLoader that fetches whole batches; `loader.sampler` is its `Batches`. A cache is fast without workers."""
+    """A DataLoader that fetches whole batches; `loader.sampler` is its `Batches`.
+
+    workers: processes that decode. A cache has nothing to decode and is read ahead by a thread instead.
+    """
     batches = Batches(len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, rank=rank, world=world)
-    return DataLoader(
+    cached = hasattr(dataset.source, "gather")
+    workers = 0 if cached else workers
+    return (ReadAhead if cached else DataLoader)(
         dataset,
         batch_size=None,  # the sampler gives lists of indices, the dataset gives batches
         sampler=batches,
