@@ -233,19 +233,18 @@ def preview(
 
 def _steps(images: torch.Tensor, targets: torch.Tensor, names: list[str], mix: GPULogicMix) -> list:
     """The batch after each step of the training run, in its order."""
+    from gpu_logicmix.randaugment import RandAugment, RandomHorizontalFlip
     from gpu_logicmix.report import Step
 
     steps = [Step("original", images, targets, names)]
-    flipped = torch.rand(len(images)) < 0.5
-    images = torch.where(flipped[:, None, None, None], images.flip(3), images)
+    flip, augment = RandomHorizontalFlip(), RandAugment()
+    flipped = flip.plan(len(images))
+    images = flip(images, flipped)
     steps.append(Step("flip", images, targets, ["flipped" if f else "as it is" for f in flipped]))
-    try:
-        from gpu_logicmix.randaugment import RandAugment
-    except ImportError:
-        pass
-    else:
-        images = RandAugment()(images)
-        steps.append(Step("RandAugment", images, targets, [""] * len(images)))
+    drawn = augment.plan(len(images))
+    images = augment(images, drawn)
+    captions = [", ".join(augment.ops[i] for i in row) for row in drawn.operations.tolist()]
+    steps.append(Step("RandAugment", images, targets, captions))
     plan = mix.plan(len(images), images.device)
     images, targets = mix(images, targets, plan)
     members = [(row[:size] + 1).tolist() for row, size in zip(plan.index, plan.size, strict=True)]
