@@ -6,8 +6,7 @@ python examples/plain_loop.py
 import torch
 from torch import nn
 
-from gpu_logicmix import GPULogicMix, hide_labels, open_dataset
-from gpu_logicmix.data import make_loader
+from gpu_logicmix import GPULogicMix, hide_labels, make_loader, open_dataset
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(0)

@@ -10,8 +10,7 @@ import timm
 import timm.optim
 import torch
 
-from gpu_logicmix import GPULogicMix, PartialAsymmetricLoss, hide_labels, open_dataset
-from gpu_logicmix.data import make_loader
+from gpu_logicmix import GPULogicMix, PartialAsymmetricLoss, hide_labels, make_loader, open_dataset
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(0)

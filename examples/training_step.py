@@ -9,8 +9,7 @@ and off together with the model, and its bank (if any) moves to the device and i
 import torch
 from torch import nn
 
-from gpu_logicmix import GPULogicMix, PartialAsymmetricLoss, hide_labels, open_dataset
-from gpu_logicmix.data import make_loader
+from gpu_logicmix import GPULogicMix, PartialAsymmetricLoss, hide_labels, make_loader, open_dataset
 
 
 class Classifier(nn.Module):  # LightningModule

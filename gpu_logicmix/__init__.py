@@ -28,6 +28,8 @@ _LATER = {
     "precision_recall": "metrics",
     "evaluate": "metrics",
     "build_model": "model",
+    "cache_dataset": "data",
+    "make_loader": "data",
     "open_dataset": "data",
     "CurriculumLabels": "curriculum",
     "category_wise_fine_tune": "cft",
