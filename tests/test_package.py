@@ -3,11 +3,27 @@
 import gpu_logicmix
 
 # Others already write code against these.
-PUBLIC = """
-    GPULogicMix MixPlan Mixup OrMixup MultiLabelMixup MixupPME logic_or hide_labels convert_labels label_counts
-    RandAugment PartialAsymmetricLoss DecoupledAsymmetricLoss CurriculumLabels category_wise_fine_tune CFTRecord
-    mean_average_precision average_precision open_dataset
-""".split()
+PUBLIC = [
+    "GPULogicMix",
+    "MixPlan",
+    "Mixup",
+    "OrMixup",
+    "MultiLabelMixup",
+    "MixupPME",
+    "logic_or",
+    "hide_labels",
+    "convert_labels",
+    "label_counts",
+    "RandAugment",
+    "PartialAsymmetricLoss",
+    "DecoupledAsymmetricLoss",
+    "CurriculumLabels",
+    "category_wise_fine_tune",
+    "CFTRecord",
+    "mean_average_precision",
+    "average_precision",
+    "open_dataset",
+]
 
 
 def test_every_name_can_be_imported_from_the_top():
