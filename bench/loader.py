@@ -34,6 +34,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from measure import cpu_name
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -204,15 +205,6 @@ def plot(report: dict, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores"
-
-
 def other_runs(file: Path, report: dict) -> list[dict]:
     """Runs of the file with other numbers of workers, if they were made under the same conditions."""
     if not file.exists():
@@ -265,7 +257,7 @@ def main() -> None:
             "p": P,
             "k": options.k,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-            "cpu": cpu_name(),
+            "cpu": f"{cpu_name()}, {os.cpu_count()} cores",
             "versions": {
                 "gpu_logicmix": __version__,
                 "torch": torch.__version__,

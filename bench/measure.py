@@ -18,22 +18,27 @@ RESULTS = Path(__file__).parent / "results"
 
 def environment(device: torch.device, packages: tuple[str, ...] = ("torch", "torchvision", "timm", "kornia", "mlcpl")):
     """Where figures were measured: they mean little without it."""
-    versions = {}
-    for name in packages:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = None
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "packages": versions,
+        "packages": versions(packages),
     }
 
 
-def _cpu_name() -> str:
+def versions(packages: tuple[str, ...]) -> dict[str, str | None]:
+    """None for what is not installed."""
+    found: dict[str, str | None] = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

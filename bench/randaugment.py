@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from measure import cpu_name, versions
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -252,28 +253,14 @@ def per_operation(batch: int, size: int, repeats: int) -> list[tuple[str, float,
 
 
 def environment(threads: int) -> dict[str, object]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = {}
-    for package in ("torch", "torchvision", "kornia", "pillow", "nvidia-dali-cuda120", "numpy"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
     return {
         "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu",
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": threads,
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": versions(("torch", "torchvision", "kornia", "pillow", "nvidia-dali-cuda120", "numpy")),
     }
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def plot(report: dict, path: Path) -> None:

@@ -120,6 +120,11 @@ def _inside(plan: MixPlan) -> Tensor:
     return torch.arange(plan.index.shape[1], device=plan.size.device) < plan.size[:, None]
 
 
+def _filled(plan: MixPlan) -> MixPlan:
+    """The plan with the sample itself in the places past the size of its group."""
+    return plan._replace(index=torch.where(_inside(plan), plan.index, plan.index[:, :1]))
+
+
 def _sizes_are_at_hand(rows: Tensor) -> bool:
     """True on the CPU, run as written: there, reading only the members of each group waits for nothing."""
     return rows.is_cpu and type(rows) is Tensor and not rows.requires_grad and not torch.compiler.is_compiling()
@@ -206,10 +211,8 @@ class _Mix(nn.Module):
         self._check(images, targets, plan)
         if images.shape[0] == 0:
             return images, targets
-        if plan is None:
-            plan = self.plan(images.shape[0], images.device)
-        else:  # it may be made by hand, with anything past the sizes
-            plan = plan._replace(index=torch.where(_inside(plan), plan.index, plan.index[:, :1]))
+        # A plan that is given may be made by hand, with anything past the sizes.
+        plan = self.plan(images.shape[0], images.device) if plan is None else _filled(plan)
         return self._mix(images, targets, plan)
 
     def _draw(self, batch_size: int, device) -> MixPlan:
@@ -314,12 +317,11 @@ class GPULogicMix(_Mix):
         k = torch.randint(self.k_min, self.k_max + 1, (batch_size,), device=device, generator=self.generator)
         chosen = torch.rand(batch_size, device=device, generator=self.generator) < self.p
         size = torch.where(chosen, k.clamp(max=pool), 1)
-        inside = torch.arange(self.k_max, device=device) < size[:, None]
-        return MixPlan(torch.where(inside, index, index[:, :1]), size, size > 1)
+        return _filled(MixPlan(index, size, size > 1))
 
     def _mix(self, images: Tensor, targets: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor]:
         if not self.bank:
-            return mix_images(images, plan), or_targets(targets, plan, self.unknown)
+            return super()._mix(images, targets, plan)
         row = self._remember(images, targets, plan.index)
         if images.requires_grad:  # the ring holds copies without a history: put the batch itself in front of it
             table = torch.cat([images, self.bank_images])
@@ -327,7 +329,10 @@ class GPULogicMix(_Mix):
         else:
             table, table_row = self.bank_images, row
         mixed = mix_images(images, plan._replace(index=table_row), table)
-        return mixed, or_targets(self.bank_targets, plan._replace(index=row), self.unknown)
+        return mixed, self._mix_targets(self.bank_targets, plan._replace(index=row))
+
+    def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:
+        return or_targets(targets, plan, self.unknown)
 
     def reset_bank(self) -> None:
         """Forget all earlier samples, for instance before the image size changes."""

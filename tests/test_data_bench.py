@@ -13,7 +13,8 @@ from gpu_logicmix.data import open_dataset
 
 
 @pytest.fixture
-def bench():
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")  # as when the script is run
     spec = importlib.util.spec_from_file_location("bench_loader", ROOT / "bench" / "loader.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
