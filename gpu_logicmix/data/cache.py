@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 from torch import Tensor
 
-from gpu_logicmix.data.files import BadImage, DataError
+from gpu_logicmix.data.files import BadImage, DataError, write_whole
 from gpu_logicmix.data.images import ImageDataset
 
 VERSION = 1  # of the file format and of how images are decoded and resized
@@ -130,7 +130,7 @@ def _build(dataset: ImageDataset, folder: Path, wanted: dict, threads: int) -> d
     if not done:
         part.unlink(missing_ok=True)
     lines = [json.dumps(header), *(json.dumps(entry) for entry in done.values())]
-    _write_whole(log, "\n".join(lines) + "\n")  # without the half line that a kill may have left
+    write_whole(log, "\n".join(lines) + "\n")  # without the half line that a kill may have left
 
     def fill(number: int) -> dict:
         rows = range(number * chunk, min((number + 1) * chunk, count))
@@ -182,7 +182,7 @@ def _build(dataset: ImageDataset, folder: Path, wanted: dict, threads: int) -> d
         _raise_bad(folder, bad)
     os.replace(part, folder / "images.u8")
     manifest = {**header, "crc32": [entry["crc32"] for entry in entries], "bad": bad}
-    _write_whole(folder / "manifest.json", json.dumps(manifest, indent=1))
+    write_whole(folder / "manifest.json", json.dumps(manifest, indent=1))
     log.unlink()
     return manifest
 
@@ -241,7 +241,7 @@ def _raise_bad(folder: Path, bad: dict) -> None:
     more = ""
     if len(bad) > 1:
         with contextlib.suppress(OSError):
-            _write_whole(folder / "bad.txt", "\n".join(bad.values()) + "\n")
+            write_whole(folder / "bad.txt", "\n".join(bad.values()) + "\n")
         more = f" ({len(bad)} such images, listed in {folder / 'bad.txt'})"
     raise BadImage(first + more)
 
@@ -271,22 +271,6 @@ def _lock(folder: Path) -> Iterator[None]:
     with open(folder / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write aside, sync, rename: whoever opens `path` finds the old text or the new one, never a part."""
-    aside = path.with_name(path.name + ".tmp")
-    with open(aside, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 class _Speed(ProgressColumn):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,34 @@ class Listing(NamedTuple):
     labels: np.ndarray  # int8 [N, C]
     categories: list[str]
     missing: list[int]  # images that are listed but not there
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, mode: str = "w") -> Iterator[IO]:
+    """A file to write into. Written aside, synced and renamed at the end: whoever opens `path` finds what was there
+    before or all of the new, never a part; an error, such as a full disk, leaves the old one."""
+    aside = path.with_name(path.name + ".tmp")
+    try:
+        with open(aside, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_whole(path: Path, text: str) -> None:
+    with written_whole(path) as file:
+        file.write(text)
 
 
 def read_text(path: Path) -> str:

@@ -178,6 +178,15 @@ class ImageDataset(torch.utils.data.Dataset):
             good.append(row)
         return images[: len(good)], np.asarray(good, dtype=np.int64)
 
+    def take(self, rows: Sequence[int] | np.ndarray) -> ImageDataset:
+        """A dataset of these rows alone, numbered from 0."""
+        rows = np.asarray(rows, dtype=np.int64)
+        ids = [self.ids[row] for row in rows]
+        source = (_GatheredRows if hasattr(self.source, "gather") else _Rows)(self.source, rows)
+        part = ImageDataset(self.name, self.split, source, self._labels[rows], self.categories, ids, self.on_bad_image)
+        part.bad[:] = self.bad[rows]
+        return part
+
     def bad_images(self) -> list[str]:
         """One line for each image that was left out so far: which, and why."""
         lines = []
@@ -188,3 +197,18 @@ class ImageDataset(torch.utils.data.Dataset):
             except BadImage as error:
                 lines.append(str(error))
         return lines
+
+
+class _Rows:
+    """Some rows of another source."""
+
+    def __init__(self, source, rows: np.ndarray) -> None:
+        self.source, self.rows, self.size = source, rows, source.size
+
+    def read(self, index: int) -> Tensor:
+        return self.source.read(int(self.rows[index]))
+
+
+class _GatheredRows(_Rows):
+    def gather(self, rows: np.ndarray) -> Tensor:
+        return self.source.gather(self.rows[rows])

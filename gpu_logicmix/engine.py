@@ -1,0 +1,1169 @@
+"""One run: train, evaluate, predict; checkpoint and resume; one process or many.
+
+    gpu-logicmix fit coco:/data/coco --known 0.1 --out runs/coco-10
+    gpu-logicmix fit --out runs/coco-10 --resume
+    torchrun --nproc_per_node 4 train.py fit coco:/data/coco --known 0.1 --out runs/coco-10
+
+From Python: `fit(Config(data="coco:/data/coco", known=0.1), "runs/coco-10")`.
+
+How a run can go on at the exact step after a kill: everything drawn at random in a step comes from a generator seeded
+with (seed, step, rank), and the order of the samples is a function of (seed, epoch). So the number of steps taken *is* the
+state of all random streams and of the sampler. A checkpoint is that number, and whatever learns: weights, their moving
+average, optimiser, scheduler, scaler, pseudo-labels.
+
+How several processes give what one would: each rank takes its share of the same global batch, the loss is summed, and
+the gradient is divided by the number of known labels in the whole update, over all ranks and accumulated steps.
+
+No step waits for the device. Sums are kept there and read at logging points; a loss that is no number is noted there
+too, with its step, and looked for at logging points and before anything is saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import math
+import os
+import platform
+import resource
+import signal
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import safe_open
+from safetensors.torch import save as to_safetensors
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gpu_logicmix.cft import category_wise_fine_tune
+from gpu_logicmix.config import Config, hide, make_config, to_toml
+from gpu_logicmix.curriculum import CurriculumLabels
+from gpu_logicmix.data import DataError, ImageDataset, cache_dataset, make_loader, open_dataset
+from gpu_logicmix.data.files import write_whole, written_whole
+from gpu_logicmix.labels import label_counts
+from gpu_logicmix.losses import (
+    DecoupledAsymmetricLoss,
+    PartialAsymmetricLoss,
+    PartialBCELoss,
+    PartialFocalLoss,
+    PartialLoss,
+)
+from gpu_logicmix.metrics import Metrics, evaluate
+from gpu_logicmix.mix import GPULogicMix, Mixup, MixupPME, MultiLabelMixup, OrMixup
+from gpu_logicmix.model import Classifier, build_model
+from gpu_logicmix.randaugment import RandAugment, RandomHorizontalFlip
+
+# A run may go on with other values of these; all else is part of what is being computed.
+FREE = {
+    "data", "val", "cache", "workers", "on_bad_image", "device", "threads", "compile", "save_every", "log_every",
+    "tensorboard", "keep", "cft", "cft_epochs", "cft_lr", "cft_method", "weights",
+}  # fmt: skip
+
+
+class RunError(ValueError):
+    """A run that cannot start or go on: one line that says why and what to do."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and has saved."""
+
+    def __init__(self, signum: int, words: str) -> None:
+        super().__init__(words)
+        self.signum = signum
+
+
+# ------------------------------------------------------------------------------------------------------- the processes
+class World(NamedTuple):
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Add up over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def wait(self) -> None:
+        """Until all processes are here: what the first one has written can be read."""
+        if self.size > 1:
+            dist.barrier()
+
+    def any(self, number: int) -> int:
+        """The largest of what the processes say; waits for the device."""
+        if self.size == 1:
+            return number
+        said = torch.tensor(number, device=self.device)
+        dist.all_reduce(said, dist.ReduceOp.MAX)
+        return int(said)
+
+
+@contextlib.contextmanager
+def joined_world(device: str = "auto", threads: int | None = None) -> Iterator[World]:
+    """This process's place among those that torchrun started, or alone."""
+    if threads:
+        torch.set_num_threads(threads)
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    if device == "auto":
+        device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise RunError(f"device={device!r}: {str(error).splitlines()[0]}") from None
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    if size == 1:
+        yield World(0, 1, chosen)
+        return
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield World(dist.get_rank(), size, chosen)
+    finally:
+        dist.destroy_process_group()
+
+
+# ------------------------------------------------------------------------------------------------------------ the data
+def _open(config: Config, spec: str, split: str) -> ImageDataset:
+    options = {}
+    for option in config.option or []:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise DataError(f"option {option!r}: write NAME=VALUE")
+        options[name] = value
+    dataset = open_dataset(spec, split, config.size, on_bad_image=config.on_bad_image, **options)
+    if not len(dataset):
+        raise DataError(f"{spec} {split}: has no images")
+    if not dataset.categories:
+        raise DataError(f"{spec}: has no labels to train with")
+    return cache_dataset(dataset, config.cache) if config.cache else dataset
+
+
+def _rows(config: Config, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the training set to train on, and to hold out. Neither depends on the seed of the run."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
+    held = round(count * config.holdout)
+    return np.sort(order[held:][: config.images]), np.sort(order[:held])
+
+
+def open_train(config: Config) -> tuple[ImageDataset, np.ndarray]:
+    """The training images with the labels that are known, and all their labels. Which labels are hidden does not depend
+    on how many images are used."""
+    dataset = _open(config, config.data, "train")
+    full = dataset.labels
+    dataset.labels, _ = hide(full, config.known, config.protocol, config.seed)
+    if not (dataset.labels == 1).any():
+        raise DataError(f"{config.data}: no label is known to be present, there is nothing to learn from; known more?")
+    rows, _ = _rows(config, len(dataset))
+    if len(rows) == len(dataset):
+        return dataset, full
+    return dataset.take(rows), full[rows]
+
+
+def open_val(config: Config) -> ImageDataset:
+    """The images to validate on, with all their labels."""
+    if config.holdout:
+        dataset = _open(config, config.data, "train")
+        return dataset.take(_rows(config, len(dataset))[1])
+    return _open(config, config.val or config.data, "val")
+
+
+def fingerprint(dataset: ImageDataset) -> str:
+    """Of what a run learns from: categories, images by name, known labels."""
+    digest = hashlib.sha256(json.dumps([dataset.categories, list(dataset.ids)]).encode())
+    digest.update(dataset.labels.tobytes())
+    return digest.hexdigest()[:16]
+
+
+# --------------------------------------------------------------------------------------------------- a step on the device
+class Augment(nn.Module):
+    """What happens to a batch on the device before the model sees it: flip, RandAugment, mix; in this order."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.flip = RandomHorizontalFlip() if config.flip else nn.Identity()
+        self.randaugment = RandAugment(config.ra_n, config.ra_m) if config.randaugment else nn.Identity()
+        makers = {
+            "logicmix": lambda: GPULogicMix(config.p, config.k_min, config.k_max),
+            "mixup": Mixup,
+            "ormixup": OrMixup,
+            "mlmixup": MultiLabelMixup,
+            "mixup-pme": MixupPME,
+        }
+        self.mix = makers[config.mix]() if config.mix in makers else None
+
+    def set_epoch(self, epoch: int) -> None:
+        if isinstance(self.mix, OrMixup):
+            self.mix.set_epoch(epoch)
+
+    def forward(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """uint8 images [B, 3, H, W] and labels -> floats in [0, 1], labels, and which samples are mixed (None: none)."""
+        images = self.randaugment(self.flip(images)).float().div_(255)
+        if self.mix is None or (isinstance(self.mix, OrMixup) and self.mix.epoch % 2):
+            return images, targets, None
+        plan = self.mix.plan(len(images), images.device)
+        return *self.mix(images, targets, plan), plan.mixed
+
+
+def make_loss(config: Config, reduction: str = "sum") -> PartialLoss:
+    shared = {"reduction": reduction, "assume_negative": config.assume_negative}
+    policy = {"gamma_neg": config.gamma_neg, "gamma_pos": config.gamma_pos, "clip": config.clip}
+    if config.loss == "bce":
+        return PartialBCELoss(**shared)
+    if config.loss == "focal":
+        return PartialFocalLoss(config.gamma_pos or 2, **shared)
+    return (DecoupledAsymmetricLoss if config.loss == "dp-asl" else PartialAsymmetricLoss)(**policy, **shared)
+
+
+def moved(loader, device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Batches on the device; on CUDA the next one travels on a stream of its own while this one trains."""
+    if device.type != "cuda":
+        for batch in loader:
+            yield tuple(part.to(device) for part in batch)
+        return
+    stream = torch.cuda.Stream(device)
+
+    def move(batch):
+        with torch.cuda.stream(stream):
+            return tuple(part.to(device, non_blocking=True) for part in batch)
+
+    coming = None
+    for batch in loader:
+        now, coming = coming, move(batch)
+        if now is not None:
+            yield now
+        torch.cuda.current_stream(device).wait_stream(stream)
+        for part in coming:
+            part.record_stream(torch.cuda.current_stream(device))
+    if coming is not None:
+        yield coming
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Fix all that a step draws at random, on every device."""
+    digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def autocast(config: Config, device: torch.device):
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    amp = ("bf16" if device.type == "cuda" else "off") if config.amp == "auto" else config.amp
+    return torch.autocast(device.type, dtype=kinds.get(amp), enabled=amp in kinds)
+
+
+@torch.inference_mode()
+def predict_rows(
+    function: Callable[[Tensor], Tensor],
+    dataset: ImageDataset,
+    config: Config,
+    world: World,
+    tick: Callable[[int], None] = lambda images: None,
+) -> tuple[Tensor, np.ndarray]:
+    """`function` of every un-augmented image, [N, ...] on the CPU, and the rows that could be read. Each process takes a
+    share of the images; all get all results."""
+    loader = make_loader(dataset, config.batch_size, workers=config.workers, rank=world.rank, world=world.size)
+    out: Tensor | None = None
+    seen = torch.zeros(len(dataset), dtype=torch.int32)
+    for images, _, index in moved(loader, world.device):
+        if not len(images):
+            continue
+        with autocast(config, world.device):
+            rows = function(images.float().div_(255)).float().cpu()
+        if out is None:
+            out = torch.zeros(len(dataset), *rows.shape[1:])
+        index = index.cpu()
+        out[index], seen[index] = rows, 1
+        tick(len(index))
+    if world.size > 1:
+        # A process may have had no image at all: it learns the width from the others.
+        width = world.any(0 if out is None else out.shape[1])
+        whole = torch.zeros(len(dataset), width) if out is None else out
+        # Each row is zero everywhere but in one process: the sum is exact.
+        out = world.sum_(whole.to(world.device)).cpu()
+        seen = world.sum_(seen.to(world.device)).cpu()
+    if out is None or not seen.any():
+        raise DataError(f"{dataset.name} {dataset.split}: none of the {len(dataset)} images can be read")
+    good = seen.nonzero()[:, 0].numpy()
+    return out, good
+
+
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
+    """Write `last.pt`, with the one before kept as `previous.pt`. At any moment at least one of them is whole."""
+    last = folder / "last.pt"
+    aside = folder / "next.pt"
+    write_checkpoint(aside, state)
+    if last.exists():
+        os.replace(last, folder / "previous.pt")
+    os.replace(aside, last)
+
+
+def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    try:
+        with written_whole(path, "wb") as file:
+            torch.save(state, file)
+    except (OSError, RuntimeError) as error:  # torch reports a short write as a RuntimeError
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise RunError(
+            f"{path}: cannot be written ({reason}); what was saved before is whole. Make room, then go on with --resume"
+        ) from error
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint, every byte of it checked. Nothing in it is executed."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"{damaged} has another checksum")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or "step" not in state:
+            raise ValueError("it is no checkpoint of a run")
+        return state
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # damaged archives and pickles raise anything
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise RunError(f"{path}: damaged ({reason})") from error
+
+
+def read_last(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | None:
+    """The newest whole checkpoint of a run; None if it has none at all."""
+    damaged = []
+    for name in ("last.pt", "previous.pt"):
+        try:
+            state = read_checkpoint(folder / name)
+        except FileNotFoundError:
+            continue
+        except RunError as error:
+            damaged.append(str(error))
+            continue
+        for line in damaged:
+            warn(f"{line}; going on from {folder / name}, step {state['step']}")
+        return state
+    if damaged:
+        raise RunError(f"{damaged[0]}, and there is no other; start anew in another folder")
+    return None
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """This process alone works in the folder. The system lets go of the lock when a process dies, however it dies."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: it is up to the user
+        yield
+        return
+    with open(folder / "lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            raise RunError(
+                f"{folder}: in use by another process ({owner}); wait for it, or choose another --out"
+            ) from None
+        file.truncate(0)
+        file.write(f"{platform.node()}, process {os.getpid()}")
+        file.flush()
+        yield
+
+
+# ------------------------------------------------------------------------------------------------------------------ log
+class Log:
+    """`log.jsonl`: a line for each logging point, epoch and event; and `epochs.csv`, the epochs as a table."""
+
+    def __init__(self, folder: Path, enabled: bool, tensorboard: bool) -> None:
+        self.folder, self.file, self.enabled = folder, folder / "log.jsonl", enabled
+        self.board = None
+        if enabled and tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise RunError("tensorboard is not installed: pip install 'gpu-logicmix[tensorboard]'") from None
+            self.board = SummaryWriter(str(folder / "tensorboard"))
+
+    def rewind(self, step: int, closed: int) -> None:
+        """Forget what came after the checkpoint that the run goes on from."""
+        if not self.enabled:
+            return
+
+        def kept(line: dict) -> bool:
+            if line["kind"] == "step":
+                return line["step"] <= step
+            return line["kind"] == "start" or (line.get("epoch", math.inf) <= closed and line["kind"] != "end")
+
+        lines = [line for line in read_log(self.folder) if kept(line)]
+        write_whole(self.file, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def write(self, kind: str, **values: Any) -> None:
+        if not self.enabled:
+            return
+        line = json.dumps({"kind": kind, **_no_nan(values)})
+        with open(self.file, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        if kind == "epoch":
+            self._write_csv()
+        if self.board is not None and "step" in values:
+            for name, value in values.items():
+                if isinstance(value, (int, float)) and name not in ("step", "epoch"):
+                    self.board.add_scalar(f"{kind}/{name}", value, values["step"])
+            self.board.flush()
+
+    def _write_csv(self) -> None:
+        epochs = [line for line in read_log(self.folder) if line["kind"] == "epoch"]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, [key for key in epochs[-1] if key != "kind"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(epochs)
+        write_whole(self.folder / "epochs.csv", text.getvalue())
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's log; a half line that a kill has left is not one."""
+    lines = []
+    file = folder / "log.jsonl"
+    if file.exists():
+        for line in file.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                lines.append(json.loads(line))
+    return lines
+
+
+def _no_nan(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {k: _no_nan(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_no_nan(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def machine() -> str:
+    """The name of the processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    from gpu_logicmix import __version__
+
+    found = {"gpu_logicmix": __version__, "python": platform.python_version()}
+    for name in ("torch", "timm", "numpy"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- signals
+class StopSignals:
+    """SIGTERM and Ctrl-C are noted and acted upon between two updates; a second one is not waited for."""
+
+    def __init__(self) -> None:
+        self.signum = 0
+
+    def __enter__(self) -> StopSignals:
+        self.before = {}
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                self.before[signum] = signal.signal(signum, self._note)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for signum, handler in self.before.items():
+            signal.signal(signum, handler)
+
+    def _note(self, signum: int, frame) -> None:
+        if self.signum:
+            raise KeyboardInterrupt
+        self.signum = signum
+
+
+# -------------------------------------------------------------------------------------------------------------- the run
+class Run:
+    """A model in training: what it consists of, and where it stands (`step`, `closed`)."""
+
+    def __init__(self, config: Config, folder: Path, world: World, say: Callable[[str], None]) -> None:
+        self.config, self.folder, self.world, self.say = config, folder, world, say
+        device = world.device
+        self.train_set, full = open_train(config)
+        self.val_set = open_val(config)
+        if self.val_set.categories != self.train_set.categories:
+            raise DataError(f"{config.val}: its categories are not those of {config.data}")
+        self.fingerprint = fingerprint(self.train_set)
+        torch.manual_seed(config.seed)
+        self.model = make_model(config, len(self.train_set.categories)).to(device, memory_format=torch.channels_last)
+        self.ema = (
+            ModelEmaV3(self.model, decay=config.ema_decay, use_warmup=config.ema_warmup) if config.ema_decay else None
+        )
+        self.loss = make_loss(config)
+        self.augment = Augment(config).to(device)
+        self.curriculum = None
+        if config.cl:
+            self.curriculum = CurriculumLabels(
+                self.train_set.labels,
+                config.theta_pos,
+                config.theta_neg,
+                select=config.cl_select,
+                fraction=config.cl_fraction,
+                full=full if config.known is not None or config.protocol == "single-positive" else None,
+            ).to(device)
+
+        # A short last batch is dropped: it would weigh each of its samples more, and may be too short for batch norm.
+        self.loader = make_loader(
+            self.train_set,
+            config.batch_size,
+            shuffle=True,
+            seed=config.seed,
+            drop_last=len(self.train_set) >= config.batch_size * world.size,
+            workers=config.workers,
+            rank=world.rank,
+            world=world.size,
+        )
+        self.steps = len(self.loader.sampler)  # in an epoch
+        self.optimizer = torch.optim.AdamW(
+            self.model.param_groups(config.lr, config.backbone_lr, config.weight_decay),
+            fused=True if device.type == "cuda" else None,
+        )
+        updates = config.epochs * -(-self.steps // config.accumulate)
+        if config.schedule == "onecycle":
+            rates = [group["lr"] for group in self.optimizer.param_groups]
+            # Two steps at least: 1cycle divides by the length of both its phases.
+            self.scheduler = torch.optim.lr_scheduler.OneCycleLR(
+                self.optimizer, rates, total_steps=max(updates, 2) + 1, pct_start=config.warmup
+            )
+        else:
+            self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda update: 1.0)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
+        net = torch.compile(self.model) if config.compile else self.model
+        ids = [device] if device.type == "cuda" else None
+        self.net = DistributedDataParallel(net, device_ids=ids) if world.size > 1 else net
+
+        self.step = 0  # batches trained on
+        self.updates = 0  # of the weights
+        self.closed = 0  # epochs that are over, with all that is done at their end
+        self.best, self.best_epoch, self.seconds, self.elapsed = -math.inf, 0, 0.0, 0.0
+        self.started, self.waiting = time.perf_counter(), 0.0
+        self.latest: tuple | None = None  # epoch, metrics, logits and rows of the last evaluation
+        # Since the epoch began: loss, known labels; since the last update: known labels.
+        self.totals = torch.zeros(2, dtype=torch.float64, device=device)
+        self.counted = torch.zeros((), device=device)
+        self.first_bad = torch.full((), -1, dtype=torch.int64, device=device)
+        self.scale = float(config.batch_size * len(self.train_set.categories))
+        self.params = [p for p in self.model.parameters() if p.requires_grad]
+
+    @property
+    def shown(self) -> Classifier:
+        """The model that is evaluated: the moving average."""
+        return self.model if self.ema is None else self.ema.module
+
+    # --------------------------------------------------------------------------------------------------------- training
+    def batch(self, images: Tensor, targets: Tensor, index: Tensor, *, update: bool) -> None:
+        """One step: augment, forward, backward, and the update of the weights if it is due. Waits for nothing."""
+        config = self.config
+        seed_step(config.seed, self.step, self.world.rank)
+        if not len(images):
+            # All of it could not be read. Two black images without known labels keep the processes in step.
+            images = images.new_zeros(2, *images.shape[1:])
+            targets = torch.full((2, targets.shape[1]), -1, dtype=targets.dtype, device=targets.device)
+        elif self.curriculum is not None:
+            targets = self.curriculum.lookup(index)
+        images, targets, mixed = self.augment(images, targets)
+        together = contextlib.nullcontext() if update or self.world.size == 1 else self.net.no_sync()
+        with together:
+            with autocast(config, self.world.device):
+                logits = self.net(images)
+            extra = (mixed,) if config.loss == "dp-asl" else ()
+            loss = self.loss(logits, targets, *extra)
+            self.scaler.scale(loss / self.scale).backward()
+        count = self.loss.count(targets)
+        self.counted += count
+        self.totals += torch.stack((loss.detach().double(), count.double()))
+        fine = torch.isfinite(loss.detach()) | (self.first_bad >= 0)
+        self.first_bad = torch.where(fine, self.first_bad, self.step + 1)
+        self.step += 1
+        if update:
+            self._update()
+
+    def _update(self) -> None:
+        self.scaler.unscale_(self.optimizer)
+        # DDP gives the mean over the processes of the gradient of (sum / scale).
+        factor = self.scale * self.world.size / self.world.sum_(self.counted).clamp(min=1)
+        torch._foreach_mul_([p.grad for p in self.params if p.grad is not None], factor)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        self.updates += 1
+        self.counted.zero_()
+        if self.ema is not None:
+            self.ema.update(self.model, step=self.updates)
+
+    def check_finite(self) -> None:
+        """Waits for the device."""
+        bad = int(self.first_bad)
+        if self.world.any(bad) >= 0:
+            bad = bad if bad >= 0 else self.world.any(bad)
+            raise RunError(
+                f"the loss is no number any more in step {bad} (epoch {(bad - 1) // self.steps + 1}); nothing was saved "
+                f"since the last checkpoint in {self.folder}. A smaller --lr or --amp off may help"
+            )
+
+    def train_epoch(self, log: Log, tick: Callable[..., None], stop: StopSignals) -> None:
+        config, world = self.config, self.world
+        epoch, start = divmod(self.step, self.steps)
+        self.loader.sampler.set_epoch(epoch, start)
+        self.augment.set_epoch(epoch)
+        self.model.train()
+        began = time.perf_counter()
+        saved = mark = began
+        waited = marked_wait = 0.0
+        marked_step = self.step
+        batches = moved(self.loader, world.device)
+        while True:
+            before = time.perf_counter()
+            batch = next(batches, None)
+            waited += time.perf_counter() - before
+            if batch is None:
+                break
+            at_end = self.step + 1 == (epoch + 1) * self.steps
+            update = at_end or (self.step + 1 - epoch * self.steps) % config.accumulate == 0
+            self.batch(*batch, update=update)
+            tick(len(batch[0]) * world.size)
+            if not (self.step % config.log_every == 0 or at_end or (world.size == 1 and update and stop.signum)):
+                # One process may save by the clock at any update; several have to agree, at logging points.
+                if world.size == 1 and update and time.perf_counter() - saved > config.save_every * 60:
+                    self.check_finite()
+                    saved = self._save_within(began, saved)
+                    began = saved
+                continue
+            self.check_finite()
+            now = time.perf_counter()
+            loss, count = world.sum_(self.totals.clone()).tolist()
+            images = (self.step - marked_step) * config.batch_size * world.size
+            log.write(
+                "step",
+                step=self.step,
+                epoch=round(self.step / self.steps, 4),
+                loss=loss / max(count, 1),
+                lr=self.optimizer.param_groups[-1]["lr"],
+                images_per_second=images / (now - mark),
+                waiting=(waited - marked_wait) / (now - mark),
+            )
+            mark, marked_wait, marked_step = now, waited, self.step
+            if update:
+                signum = world.any(stop.signum)
+                due = now - saved > config.save_every * 60
+                if (signum or world.any(int(due))) and not at_end:
+                    saved = self._save_within(began, saved)
+                    began = saved
+                if signum:
+                    if at_end:
+                        self.seconds += time.perf_counter() - began
+                        began = time.perf_counter()
+                        self.save()
+                    self._interrupt(signum)
+        self.seconds += time.perf_counter() - began
+        self.waiting = waited / max(self.seconds, 1e-9)
+
+    def _save_within(self, began: float, saved: float) -> float:
+        """Save in the middle of an epoch. Returns the time."""
+        self.seconds += time.perf_counter() - began
+        self.save()
+        return time.perf_counter()
+
+    def _interrupt(self, signum: int) -> None:
+        raise Interrupted(
+            signum, f"stopped at step {self.step}; go on with: gpu-logicmix fit --out {self.folder} --resume"
+        )
+
+    # ------------------------------------------------------------------------------------------------- end of an epoch
+    def evaluate(
+        self, model: nn.Module, tick: Callable[[int], None] = lambda images: None
+    ) -> tuple[Metrics, Tensor, np.ndarray]:
+        """Metrics on the validation set, logits, and the rows that could be read."""
+        model.eval()
+        logits, rows = predict_rows(model, self.val_set, self.config, self.world, tick)
+        if not torch.isfinite(logits).all():
+            raise RunError(
+                f"the model gives logits that are no numbers (epoch {self.closed + 1}); the last checkpoint in {self.folder} "
+                "is from before. A smaller --lr or --amp off may help"
+            )
+        targets = torch.from_numpy(self.val_set.labels)
+        return evaluate(logits[rows], targets[rows]), logits, rows
+
+    def close_epoch(self, log: Log, tick: Callable[..., None], stop: StopSignals) -> None:
+        epoch = self.closed + 1
+
+        def tick_or_stop(images: int) -> None:
+            tick(images * self.world.size)
+            if stop.signum and self.world.size == 1:
+                self.save()  # `closed` says that the end of this epoch is still to be worked through
+                self._interrupt(stop.signum)
+
+        if self.world.size > 1 and self.ema is not None:
+            for buffer in self.ema.module.buffers():  # those of batch norms have seen each rank's own samples
+                dist.broadcast(buffer, 0)
+        due = epoch % self.config.eval_every == 0 or epoch == self.config.epochs
+        scores = self._scores(tick_or_stop) if due else {}
+        loss, count = self.world.sum_(self.totals.clone()).tolist()
+        images = self.steps * self.config.batch_size * self.world.size
+        line = {
+            "epoch": epoch,
+            "step": self.step,
+            "loss": loss / max(count, 1),
+            **scores,
+            "images_per_second": images / max(self.seconds, 1e-9),
+            "waiting": self.waiting,
+            "seconds": self.seconds,
+            "elapsed": self.time(),
+            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        }
+        words = ""
+        if self.curriculum is not None and epoch >= self.config.cl_start and epoch < self.config.epochs:
+            self.curriculum.begin_update()
+            self.shown.eval()
+            self._label(tick_or_stop)
+            self.curriculum.end_update()
+            counts = self.curriculum.counts()._asdict()
+            log.write("curriculum", epoch=epoch, **counts)
+            words = f"  pseudo-labels +{counts['positives']:,} -{counts['negatives']:,}"
+            if counts["precision"] is not None:
+                words += f" ({counts['precision']:.1%} right)"
+        log.write("epoch", **line)
+        if due and (scores["mAP"] > self.best or not self.best_epoch):
+            self.best, self.best_epoch = scores["mAP"], epoch
+            if self.world.main:
+                best = {"ema": self.shown.state_dict(), "step": self.step, "epoch": epoch, "mAP": self.best}
+                write_checkpoint(self.folder / "best.pt", best)
+        mAP = f"mAP {scores['mAP']:6.2%}" if due else "not validated"
+        self.say(
+            f"epoch {epoch:>{len(str(self.config.epochs))}}/{self.config.epochs}  loss {line['loss']:.4f}  "
+            f"{mAP}  {line['images_per_second']:,.0f} images/s, {self.waiting:.1%} waiting for data{words}"
+        )
+        self.closed, self.seconds = epoch, 0.0
+        self.totals.zero_()
+        self.save()
+
+    def _scores(self, tick: Callable[[int], None]) -> dict[str, float]:
+        """For the log. What they come from is kept, in case these are the weights that will be."""
+        self.latest = self.closed + 1, *self.evaluate(self.shown, tick)
+        _, metrics, logits, rows = self.latest
+        loss = make_loss(self.config, "mean")(logits[rows], torch.from_numpy(self.val_set.labels)[rows])
+        return {"val_loss": loss.item(), **metrics.as_dict()}
+
+    @torch.inference_mode()
+    def _label(self, tick: Callable[[int], None]) -> None:
+        """New pseudo-labels from un-augmented images. Each process predicts its share, straight into the table."""
+        loader = make_loader(
+            self.train_set,
+            self.config.batch_size,
+            workers=self.config.workers,
+            rank=self.world.rank,
+            world=self.world.size,
+        )
+        for images, _, index in moved(loader, self.world.device):
+            if len(images):
+                with autocast(self.config, self.world.device):
+                    logits = self.shown(images.float().div_(255))
+                self.curriculum.update(index, logits)
+                tick(len(images))
+
+    # ------------------------------------------------------------------------------------------------------ saved states
+    def time(self) -> float:
+        return self.elapsed + time.perf_counter() - self.started
+
+    def save(self) -> None:
+        totals = self.world.sum_(self.totals.clone())
+        if not self.world.main:
+            return
+        state = {
+            "step": self.step,
+            "updates": self.updates,
+            "closed": self.closed,
+            "best": self.best,
+            "best_epoch": self.best_epoch,
+            "seconds": self.seconds,
+            "elapsed": self.time(),
+            "totals": totals,
+            "steps": self.steps,
+            "fingerprint": self.fingerprint,
+            "config": asdict(self.config),
+            "model": self.model.state_dict(),
+            "ema": None if self.ema is None else self.ema.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "curriculum": None if self.curriculum is None else self.curriculum.state_dict(),
+        }
+        save_checkpoint(self.folder, state)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint, after making sure that it is one of this very run."""
+        config = asdict(self.config)
+        model = ("model", "head", "dropout")
+        others = [k for k, v in state["config"].items() if k in config and k not in FREE and config[k] != v]
+        for name in sorted(others, key=lambda name: name not in model):
+            raise RunError(
+                f"{self.folder}: its checkpoint was made with {name}={state['config'][name]!r}, not {config[name]!r}; "
+                "give the same options (--resume alone takes them from the folder), or choose another --out"
+            )
+        if state["fingerprint"] != self.fingerprint:
+            raise RunError(
+                f"{self.folder}: its checkpoint belongs to another dataset ({state['config']['data']}: other images, categories or "
+                f"known labels than {self.config.data}); choose another --out"
+            )
+        if state["steps"] != self.steps:
+            raise RunError(
+                f"{self.folder}: its checkpoint has {state['steps']} steps in an epoch, this run {self.steps}; start as many "
+                "processes as before, or change --batch-size so that the batch of all of them is as before"
+            )
+        self.model.load_state_dict(state["model"])
+        if self.ema is not None:
+            self.ema.module.load_state_dict(state["ema"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.scaler.load_state_dict(state["scaler"])
+        if self.curriculum is not None:
+            self.curriculum.load_state_dict(state["curriculum"])
+        for name in ("step", "updates", "closed", "best", "best_epoch", "seconds", "elapsed"):
+            setattr(self, name, state[name])
+        # The sum over all processes goes to the first one alone.
+        self.totals = state["totals"].to(self.world.device) * self.world.main
+
+
+def make_model(config: Config, categories: int, weights: str | Path | None = None) -> Classifier:
+    """The model of a run; with `weights` as they are in that file."""
+    if weights is None and config.weights not in ("hub", "none"):
+        weights = config.weights
+    return build_model(
+        config.model,
+        categories,
+        head=config.head,
+        weights=weights,
+        pretrained=weights is None and config.weights == "hub",
+        normalisation=config.normalisation,
+        dropout=config.dropout,
+        image_size=config.size,
+        freeze=config.freeze,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ from start to end
+@contextlib.contextmanager
+def progress_bar(console: Console, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
+    """A bar with images/s and time left. Yields `tick(images)`."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=60) as progress:
+        task = progress.add_task("training", total=total, completed=done, speed="")
+
+        def tick(images: int) -> None:
+            progress.update(task, advance=images, speed=f"{progress.tasks[0].speed or 0:,.0f} images/s")
+
+        yield tick
+
+
+def fit(
+    config: Config,
+    folder: str | Path,
+    *,
+    resume: str = "never",
+    command: str = "",
+    console: Console | None = None,
+    tick: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Train, evaluate each epoch, keep the best or last, fine-tune the heads. Returns the last line of the log.
+
+    folder: of the run. Everything goes there.
+    resume: "never": the folder must not have a run; "must": go on with the one that is there; "auto": go on, or start.
+    tick: is told of images that were worked through, in place of a progress bar of its own.
+    """
+    folder = Path(folder)
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0 and resume == "never":
+        resume = "auto"  # torchrun has started us again after a failure
+    with joined_world(config.device, config.threads) as world, contextlib.ExitStack() as stack:
+        console = (console or Console()) if world.main else Console(quiet=True)
+
+        def say(text: str) -> None:
+            console.print(escape(text), highlight=False, soft_wrap=True)
+
+        if world.main:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder))
+        state = _state_to_go_on_from(folder, resume, lambda text: say(f"warning: {text}"))
+        if state is not None and (end := finished(folder, state["config"], config)):
+            say(f"{folder}: this run has ended")
+            return end
+        with console.status("opening the data and building the model …"):
+            run = Run(config, folder, world, say)
+        log = Log(folder, world.main, config.tensorboard)
+        if state is not None:
+            run.load(state)
+            log.rewind(run.step, run.closed)
+            say(f"going on from step {run.step} (epoch {run.step // run.steps + 1} of {config.epochs})")
+        elif world.main:
+            for name in ("log.jsonl", "best.pt"):  # of a run that was killed before its first checkpoint
+                (folder / name).unlink(missing_ok=True)
+        if world.main:
+            write_whole(folder / "config.toml", to_toml(config))
+        run.started = time.perf_counter()
+        _log_start(run, log, command)
+        total, done = _images_to_do(run)
+        with StopSignals() as stop:
+            bar = stack.enter_context(progress_bar(console, total, done)) if tick is None else tick
+            while run.closed < config.epochs:
+                if run.step < (run.closed + 1) * run.steps:
+                    run.train_epoch(log, bar, stop)
+                run.close_epoch(log, bar, stop)
+                if signum := world.any(stop.signum):
+                    run._interrupt(signum)
+        end = _finish(run, log)
+        if config.cft:
+            end["mAP_cft"] = fine_tune(folder, world=world, console=console, run=run).get("mAP")
+        log.write("end", **end, elapsed=run.time())
+        return end
+
+
+def _state_to_go_on_from(folder: Path, resume: str, warn: Callable[[str], None]) -> dict[str, Any] | None:
+    if resume == "never":
+        if any((folder / name).exists() for name in ("last.pt", "previous.pt", "model.safetensors")):
+            raise RunError(f"{folder}: there is a run already; go on with it: --resume, or choose another --out")
+        return None
+    state = read_last(folder, warn)
+    if state is None and resume == "must":
+        raise RunError(f"{folder}: no run to go on with; start one without --resume")
+    return state
+
+
+def finished(folder: Path, before: dict[str, Any], config: Config) -> dict[str, Any] | None:
+    """The last line of a run's log if all of it, with these options, is done."""
+    lines = read_log(folder)
+    parts = ("keep", "cft", "cft_epochs", "cft_lr", "cft_method")
+    same = all(before.get(f) == v for f, v in asdict(config).items() if f not in FREE or f in parts)
+    return lines[-1] if same and lines and lines[-1]["kind"] == "end" else None
+
+
+def _log_start(run: Run, log: Log, command: str) -> None:
+    counts = label_counts(run.train_set.labels)
+    count = len(run.train_set)
+    known = 1 - counts.unknown / run.train_set.labels.size
+    device = run.world.device
+    log.write(
+        "start",
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        images=count,
+        val_images=len(run.val_set),
+        categories=run.train_set.categories,
+        known=float(known),
+        positives=float(counts.positive / count),
+        category_positives=label_counts(run.train_set.labels, 0).positive.tolist(),
+        parameters=sum(p.numel() for p in run.model.parameters()),
+        trained_parameters=sum(p.numel() for p in run.params),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        machine=machine(),
+        threads=torch.get_num_threads(),
+        processes=run.world.size,
+        versions=versions(),
+        command=command,
+        messages=run.model.messages,
+    )
+    for message in run.model.messages:
+        run.say(message)
+    run.say(
+        f"{run.train_set.name}: {count:,} training images, {len(run.val_set):,} for validation, {len(run.train_set.categories)} "
+        f"categories, {known:.1%} of labels known, {counts.positive / count:.2f} known positives an image"
+    )
+    run.say(
+        f"{run.config.model}, {run.config.mix}: {run.config.epochs} epochs of {run.steps} steps on {device}, "
+        f"{torch.get_num_threads()} threads; everything goes to {run.folder}"
+    )
+
+
+def _images_to_do(run: Run) -> tuple[int, int]:
+    """In the whole run, and done so far: for the bar."""
+    config = run.config
+    train = run.steps * config.batch_size * run.world.size
+    label = len(run.train_set) * max(0, config.epochs - config.cl_start) if config.cl else 0
+    total = config.epochs * (train + len(run.val_set)) + label
+    labelled = max(0, min(run.closed, config.epochs - 1) - config.cl_start + 1) * len(run.train_set) if config.cl else 0
+    return total, run.step * config.batch_size * run.world.size + run.closed * len(run.val_set) + labelled
+
+
+def _finish(run: Run, log: Log) -> dict[str, Any]:
+    """Write down the weights that are kept and what they predict."""
+    lines = [line for line in read_log(run.folder) if line["kind"] == "epoch"] if run.world.main else []
+    model, epoch = run.shown, run.closed
+    run.world.wait()
+    if run.config.keep == "best":
+        model.load_state_dict(read_checkpoint(run.folder / "best.pt")["ema"])
+        epoch = run.best_epoch
+    if run.latest is not None and run.latest[0] == epoch:
+        _, metrics, logits, rows = run.latest
+    else:
+        metrics, logits, rows = run.evaluate(model)
+    if run.world.main:
+        write_model(run.folder / "model.safetensors", model, run.train_set.categories)
+        write_predictions(run.folder / "predictions.npz", logits, rows, run.val_set)
+    run.world.wait()
+    last = lines[-1]["mAP"] if lines else math.nan
+    run.say(
+        f"kept epoch {epoch} ({run.config.keep}): mAP {metrics.mAP:.2%}, CF1 {metrics.threshold.CF1:.2%}, OF1 {metrics.threshold.OF1:.2%}"
+        f" on {len(rows):,} images"
+    )
+    if metrics.left_out:
+        names = [run.val_set.categories[c] for c in metrics.left_out]
+        run.say(
+            f"left out of mAP, no known positive to validate on: {', '.join(names[:10])}{' …' if len(names) > 10 else ''}"
+        )
+    return {
+        "kept": run.config.keep,
+        "epoch": epoch,
+        "mAP": metrics.mAP,
+        "mAP_last": last,
+        "mAP_best": run.best,
+    }
+
+
+def write_model(path: Path, model: nn.Module, categories: list[str]) -> None:
+    """Weights as safetensors, with the names of the categories in its header."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    with written_whole(path, "wb") as file:
+        file.write(to_safetensors(tensors, metadata={"categories": json.dumps(categories)}))
+
+
+def write_predictions(path: Path, logits: Tensor, rows: np.ndarray, dataset: ImageDataset) -> None:
+    with written_whole(path, "wb") as file:
+        np.savez_compressed(
+            file,
+            logits=logits[rows].numpy(),
+            targets=dataset.labels[rows],
+            index=rows,
+            ids=np.array([str(dataset.ids[row]) for row in rows]),
+            categories=np.array(dataset.categories),
+        )
+
+
+# ------------------------------------------------------------------------------------------------------- a finished run
+def load_run(folder: str | Path, weights: str | None = None) -> tuple[Config, Classifier, list[str], Path]:
+    """Options, model, categories and weights file of a finished run.
+
+    weights: "cft" or "model"; unless given, the fine-tuned ones if there are any.
+    """
+    folder = Path(folder)
+    if not (folder / "config.toml").exists():
+        raise RunError(f"{folder}: no run (it has no config.toml)")
+    names = [f"{weights}.safetensors"] if weights else ["cft.safetensors", "model.safetensors"]
+    file = next((folder / name for name in names if (folder / name).exists()), None)
+    if file is None:
+        raise RunError(
+            f"{folder}: has no {names[-1]}: the run has not ended; go on with: gpu-logicmix fit --out {folder} --resume"
+        )
+    try:
+        with safe_open(file, "pt") as opened:
+            categories = json.loads((opened.metadata() or {})["categories"])
+    except Exception as error:  # safetensors has an exception class of its own for a damaged file
+        raise RunError(f"{file}: damaged ({str(error).splitlines()[0]})") from error
+    config = make_config({}, file=folder / "config.toml")
+    config.freeze = 0
+    return config, make_model(config, len(categories), weights=file).eval(), categories, file
+
+
+def fine_tune(
+    folder: str | Path,
+    *,
+    world: World | None = None,
+    console: Console | None = None,
+    run: Run | None = None,
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Category-wise fine-tuning of the heads of a finished run, on known labels alone. Writes cft.json, the new weights and
+    what they predict; the old ones stay. Returns what is in cft.json."""
+    folder = Path(folder)
+    console = console or Console()
+    config, model, categories, _ = load_run(folder, "model")
+    for name, value in (options or {}).items():
+        setattr(config, name, value)
+    world = world or World(0, 1, torch.device("cpu"))
+    train = run.train_set if run is not None else open_train(config)[0]
+    val = run.val_set if run is not None else open_val(config)
+    model = model.to(world.device, memory_format=torch.channels_last)
+    began = time.perf_counter()
+    with (
+        progress_bar(console, len(train) + len(val)) if run is None else contextlib.nullcontext(lambda n: None) as tick
+    ):
+        features, rows = predict_rows(model.embed, train, config, world, tick)
+        val_features, val_rows = predict_rows(model.embed, val, config, world, tick)
+    if not world.main:
+        return {}
+    head = model.classifier
+    with console.status("fine-tuning the heads …"):
+        weight, bias, record = category_wise_fine_tune(
+            features[rows],
+            train.labels[rows],
+            head.weight.detach().cpu(),
+            head.bias.detach().cpu(),
+            method=config.cft_method,
+            epochs=config.cft_epochs,
+            lr=config.cft_lr,
+            seed=config.seed,
+            evaluation=(val_features[val_rows], val.labels[val_rows]),
+        )
+    model.set_classifier(weight, bias)
+    write_model(folder / "cft.safetensors", model, categories)
+    write_predictions(folder / "cft_predictions.npz", torch.addmm(bias, val_features, weight.t()), val_rows, val)
+    result = {
+        "summary": record.summary(),
+        "ap_before": record.ap_before.tolist(),
+        "ap_after": record.ap_after.tolist(),
+        "evaluation_before": record.evaluation_before.tolist(),
+        "evaluation_after": record.evaluation_after.tolist(),
+        "best_epoch": record.best_epoch.tolist(),
+        "skipped": {str(k): v for k, v in record.skipped.items()},
+        "seconds": time.perf_counter() - began,
+        "weights": "cft.safetensors",
+        "mAP": record.summary()["evaluation_map_after"],
+    }
+    write_whole(folder / "cft.json", json.dumps(_no_nan(result)))
+    s = record.summary()
+    console.print(
+        f"fine-tuned {s['changed']} of {s['categories']} heads ({s['skipped']} have too few known labels) in {result['seconds']:.0f} s: "
+        f"mAP on held-out known labels {s['held_out_map_before']:.2%} → {s['held_out_map_after']:.2%}, "
+        f"on validation {s['evaluation_map_before']:.2%} → {s['evaluation_map_after']:.2%}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return result
