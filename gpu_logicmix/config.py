@@ -3,8 +3,8 @@
 The command line is made from these fields, `--config FILE.toml` holds the same names, and a run writes the effective
 ones into its folder. What is given counts in this order: command line, file, preset, default.
 
-The defaults are the paper's run on COCO (Chong et al., 2024, section 4), with the gammas of the authors' published code,
-which are those of the asymmetric loss elsewhere; the paper prints them the other way round.
+The defaults are the paper's run on COCO (Chong et al., 2024, section 4), with the gammas of the authors' published
+code, which are those of the asymmetric loss elsewhere; the paper prints them the other way round.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Config:
     """Everything a run depends on. `Config(...)` checks the values; one line says what is wrong with them."""
 
     data: str = _option("Data", "shapes", "coco:PATH, voc2007:PATH, vg200:PATH, csv:PATH or shapes.")
-    option: list[str] | None = _option("Data", None, "Option of the dataset, NAME=VALUE; may be repeated.")
+    option: list[str] | None = _option("Data", None, "Option of the dataset, NAME=VALUE; may be repeated.")  # noqa: RUF009
     val: str | None = _option("Data", None, "DATA to validate on, if not the val split of the same.")
     holdout: float = _option(
         "Data", 0.0, "Validate on this share of the training images instead: to choose settings by.", low=0, high=0.9
@@ -244,7 +244,7 @@ def changed(config: Config) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------------ the labels
+# ----------------------------------------------------------------------------------------------------------- the labels
 def check_known(known: float, protocol: str) -> None:
     if protocol == "per-class":
         if known < 1 or known != int(known):

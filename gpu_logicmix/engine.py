@@ -7,9 +7,9 @@
 From Python: `fit(Config(data="coco:/data/coco", known=0.1), "runs/coco-10")`.
 
 How a run can go on at the exact step after a kill: everything drawn at random in a step comes from a generator seeded
-with (seed, step, rank), and the order of the samples is a function of (seed, epoch). So the number of steps taken *is* the
-state of all random streams and of the sampler. A checkpoint is that number, and whatever learns: weights, their moving
-average, optimiser, scheduler, scaler, pseudo-labels.
+with (seed, step, rank), and the order of the samples is a function of (seed, epoch). So the number of steps taken *is*
+the state of all random streams and of the sampler. A checkpoint is that number, and whatever learns: weights, their
+moving average, optimiser, scheduler, scaler, pseudo-labels.
 
 How several processes give what one would: each rank takes its share of the same global batch, the loss is summed, and
 the gradient is divided by the number of known labels in the whole update, over all ranks and accumulated steps.
@@ -21,23 +21,17 @@ too, with its step, and looked for at logging points and before anything is save
 from __future__ import annotations
 
 import contextlib
-import csv
-import hashlib
-import io
 import json
 import math
 import os
-import platform
 import resource
 import signal
 import sys
 import threading
 import time
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,28 +42,49 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import safe_open
-from safetensors.torch import save as to_safetensors
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpu_logicmix.cft import category_wise_fine_tune
-from gpu_logicmix.config import Config, hide, make_config, to_toml
+from gpu_logicmix.config import Config, make_config, to_toml
 from gpu_logicmix.curriculum import CurriculumLabels
-from gpu_logicmix.data import DataError, ImageDataset, cache_dataset, make_loader, open_dataset
-from gpu_logicmix.data.files import write_whole, written_whole
+from gpu_logicmix.data import DataError, ImageDataset, make_loader
+from gpu_logicmix.data.files import write_whole
+from gpu_logicmix.data.folder import list_folder
+from gpu_logicmix.data.images import FileSource
 from gpu_logicmix.labels import label_counts
-from gpu_logicmix.losses import (
-    DecoupledAsymmetricLoss,
-    PartialAsymmetricLoss,
-    PartialBCELoss,
-    PartialFocalLoss,
-    PartialLoss,
-)
 from gpu_logicmix.metrics import Metrics, evaluate
-from gpu_logicmix.mix import GPULogicMix, Mixup, MixupPME, MultiLabelMixup, OrMixup
 from gpu_logicmix.model import Classifier, build_model
-from gpu_logicmix.randaugment import RandAugment, RandomHorizontalFlip
+from gpu_logicmix.runfolder import (
+    Log,
+    RunError,
+    locked,
+    machine,
+    no_nan,
+    read_checkpoint,
+    read_last,
+    read_log,
+    save_checkpoint,
+    versions,
+    write_checkpoint,
+    write_model,
+    write_predictions,
+)
+from gpu_logicmix.step import (
+    Augment,
+    World,
+    autocast,
+    fingerprint,
+    joined_world,
+    make_loss,
+    moved,
+    open_labeled,
+    open_train,
+    open_val,
+    predict_rows,
+    seed_step,
+)
 
 # A run may go on with other values of these; all else is part of what is being computed.
 FREE = {
@@ -78,408 +93,12 @@ FREE = {
 }  # fmt: skip
 
 
-class RunError(ValueError):
-    """A run that cannot start or go on: one line that says why and what to do."""
-
-
 class Interrupted(Exception):
     """The run was asked to stop, and has saved."""
 
     def __init__(self, signum: int, words: str) -> None:
         super().__init__(words)
         self.signum = signum
-
-
-# ------------------------------------------------------------------------------------------------------- the processes
-class World(NamedTuple):
-    rank: int
-    size: int
-    device: torch.device
-
-    @property
-    def main(self) -> bool:
-        return self.rank == 0
-
-    def sum_(self, tensor: Tensor) -> Tensor:
-        """Add up over all processes, in place."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
-        return tensor
-
-    def wait(self) -> None:
-        """Until all processes are here: what the first one has written can be read."""
-        if self.size > 1:
-            dist.barrier()
-
-    def any(self, number: int) -> int:
-        """The largest of what the processes say; waits for the device."""
-        if self.size == 1:
-            return number
-        said = torch.tensor(number, device=self.device)
-        dist.all_reduce(said, dist.ReduceOp.MAX)
-        return int(said)
-
-
-@contextlib.contextmanager
-def joined_world(device: str = "auto", threads: int | None = None) -> Iterator[World]:
-    """This process's place among those that torchrun started, or alone."""
-    if threads:
-        torch.set_num_threads(threads)
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    if device == "auto":
-        device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise RunError(f"device={device!r}: {str(error).splitlines()[0]}") from None
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    size = int(os.environ.get("WORLD_SIZE", 1))
-    if size == 1:
-        yield World(0, 1, chosen)
-        return
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
-    try:
-        yield World(dist.get_rank(), size, chosen)
-    finally:
-        dist.destroy_process_group()
-
-
-# ------------------------------------------------------------------------------------------------------------ the data
-def _open(config: Config, spec: str, split: str) -> ImageDataset:
-    options = {}
-    for option in config.option or []:
-        name, equals, value = option.partition("=")
-        if not equals:
-            raise DataError(f"option {option!r}: write NAME=VALUE")
-        options[name] = value
-    dataset = open_dataset(spec, split, config.size, on_bad_image=config.on_bad_image, **options)
-    if not len(dataset):
-        raise DataError(f"{spec} {split}: has no images")
-    if not dataset.categories:
-        raise DataError(f"{spec}: has no labels to train with")
-    return cache_dataset(dataset, config.cache) if config.cache else dataset
-
-
-def _rows(config: Config, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the training set to train on, and to hold out. Neither depends on the seed of the run."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
-    held = round(count * config.holdout)
-    return np.sort(order[held:][: config.images]), np.sort(order[:held])
-
-
-def open_train(config: Config) -> tuple[ImageDataset, np.ndarray]:
-    """The training images with the labels that are known, and all their labels. Which labels are hidden does not depend
-    on how many images are used."""
-    dataset = _open(config, config.data, "train")
-    full = dataset.labels
-    dataset.labels, _ = hide(full, config.known, config.protocol, config.seed)
-    if not (dataset.labels == 1).any():
-        raise DataError(f"{config.data}: no label is known to be present, there is nothing to learn from; known more?")
-    rows, _ = _rows(config, len(dataset))
-    if len(rows) == len(dataset):
-        return dataset, full
-    return dataset.take(rows), full[rows]
-
-
-def open_val(config: Config) -> ImageDataset:
-    """The images to validate on, with all their labels."""
-    if config.holdout:
-        dataset = _open(config, config.data, "train")
-        return dataset.take(_rows(config, len(dataset))[1])
-    return _open(config, config.val or config.data, "val")
-
-
-def fingerprint(dataset: ImageDataset) -> str:
-    """Of what a run learns from: categories, images by name, known labels."""
-    digest = hashlib.sha256(json.dumps([dataset.categories, list(dataset.ids)]).encode())
-    digest.update(dataset.labels.tobytes())
-    return digest.hexdigest()[:16]
-
-
-# --------------------------------------------------------------------------------------------------- a step on the device
-class Augment(nn.Module):
-    """What happens to a batch on the device before the model sees it: flip, RandAugment, mix; in this order."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.flip = RandomHorizontalFlip() if config.flip else nn.Identity()
-        self.randaugment = RandAugment(config.ra_n, config.ra_m) if config.randaugment else nn.Identity()
-        makers = {
-            "logicmix": lambda: GPULogicMix(config.p, config.k_min, config.k_max),
-            "mixup": Mixup,
-            "ormixup": OrMixup,
-            "mlmixup": MultiLabelMixup,
-            "mixup-pme": MixupPME,
-        }
-        self.mix = makers[config.mix]() if config.mix in makers else None
-
-    def set_epoch(self, epoch: int) -> None:
-        if isinstance(self.mix, OrMixup):
-            self.mix.set_epoch(epoch)
-
-    def forward(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """uint8 images [B, 3, H, W] and labels -> floats in [0, 1], labels, and which samples are mixed (None: none)."""
-        images = self.randaugment(self.flip(images)).float().div_(255)
-        if self.mix is None or (isinstance(self.mix, OrMixup) and self.mix.epoch % 2):
-            return images, targets, None
-        plan = self.mix.plan(len(images), images.device)
-        return *self.mix(images, targets, plan), plan.mixed
-
-
-def make_loss(config: Config, reduction: str = "sum") -> PartialLoss:
-    shared = {"reduction": reduction, "assume_negative": config.assume_negative}
-    policy = {"gamma_neg": config.gamma_neg, "gamma_pos": config.gamma_pos, "clip": config.clip}
-    if config.loss == "bce":
-        return PartialBCELoss(**shared)
-    if config.loss == "focal":
-        return PartialFocalLoss(config.gamma_pos or 2, **shared)
-    return (DecoupledAsymmetricLoss if config.loss == "dp-asl" else PartialAsymmetricLoss)(**policy, **shared)
-
-
-def moved(loader, device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Batches on the device; on CUDA the next one travels on a stream of its own while this one trains."""
-    if device.type != "cuda":
-        for batch in loader:
-            yield tuple(part.to(device) for part in batch)
-        return
-    stream = torch.cuda.Stream(device)
-
-    def move(batch):
-        with torch.cuda.stream(stream):
-            return tuple(part.to(device, non_blocking=True) for part in batch)
-
-    coming = None
-    for batch in loader:
-        now, coming = coming, move(batch)
-        if now is not None:
-            yield now
-        torch.cuda.current_stream(device).wait_stream(stream)
-        for part in coming:
-            part.record_stream(torch.cuda.current_stream(device))
-    if coming is not None:
-        yield coming
-
-
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Fix all that a step draws at random, on every device."""
-    digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest()
-    torch.manual_seed(int.from_bytes(digest, "little") >> 1)
-
-
-def autocast(config: Config, device: torch.device):
-    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    amp = ("bf16" if device.type == "cuda" else "off") if config.amp == "auto" else config.amp
-    return torch.autocast(device.type, dtype=kinds.get(amp), enabled=amp in kinds)
-
-
-@torch.inference_mode()
-def predict_rows(
-    function: Callable[[Tensor], Tensor],
-    dataset: ImageDataset,
-    config: Config,
-    world: World,
-    tick: Callable[[int], None] = lambda images: None,
-) -> tuple[Tensor, np.ndarray]:
-    """`function` of every un-augmented image, [N, ...] on the CPU, and the rows that could be read. Each process takes a
-    share of the images; all get all results."""
-    loader = make_loader(dataset, config.batch_size, workers=config.workers, rank=world.rank, world=world.size)
-    out: Tensor | None = None
-    seen = torch.zeros(len(dataset), dtype=torch.int32)
-    for images, _, index in moved(loader, world.device):
-        if not len(images):
-            continue
-        with autocast(config, world.device):
-            rows = function(images.float().div_(255)).float().cpu()
-        if out is None:
-            out = torch.zeros(len(dataset), *rows.shape[1:])
-        index = index.cpu()
-        out[index], seen[index] = rows, 1
-        tick(len(index))
-    if world.size > 1:
-        # A process may have had no image at all: it learns the width from the others.
-        width = world.any(0 if out is None else out.shape[1])
-        whole = torch.zeros(len(dataset), width) if out is None else out
-        # Each row is zero everywhere but in one process: the sum is exact.
-        out = world.sum_(whole.to(world.device)).cpu()
-        seen = world.sum_(seen.to(world.device)).cpu()
-    if out is None or not seen.any():
-        raise DataError(f"{dataset.name} {dataset.split}: none of the {len(dataset)} images can be read")
-    good = seen.nonzero()[:, 0].numpy()
-    return out, good
-
-
-# ---------------------------------------------------------------------------------------------------------- checkpoints
-def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    """Write `last.pt`, with the one before kept as `previous.pt`. At any moment at least one of them is whole."""
-    last = folder / "last.pt"
-    aside = folder / "next.pt"
-    write_checkpoint(aside, state)
-    if last.exists():
-        os.replace(last, folder / "previous.pt")
-    os.replace(aside, last)
-
-
-def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    try:
-        with written_whole(path, "wb") as file:
-            torch.save(state, file)
-    except (OSError, RuntimeError) as error:  # torch reports a short write as a RuntimeError
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise RunError(
-            f"{path}: cannot be written ({reason}); what was saved before is whole. Make room, then go on with --resume"
-        ) from error
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint, every byte of it checked. Nothing in it is executed."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise ValueError(f"{damaged} has another checksum")
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(state, dict) or "step" not in state:
-            raise ValueError("it is no checkpoint of a run")
-        return state
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # damaged archives and pickles raise anything
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise RunError(f"{path}: damaged ({reason})") from error
-
-
-def read_last(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | None:
-    """The newest whole checkpoint of a run; None if it has none at all."""
-    damaged = []
-    for name in ("last.pt", "previous.pt"):
-        try:
-            state = read_checkpoint(folder / name)
-        except FileNotFoundError:
-            continue
-        except RunError as error:
-            damaged.append(str(error))
-            continue
-        for line in damaged:
-            warn(f"{line}; going on from {folder / name}, step {state['step']}")
-        return state
-    if damaged:
-        raise RunError(f"{damaged[0]}, and there is no other; start anew in another folder")
-    return None
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """This process alone works in the folder. The system lets go of the lock when a process dies, however it dies."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: it is up to the user
-        yield
-        return
-    with open(folder / "lock", "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
-            raise RunError(
-                f"{folder}: in use by another process ({owner}); wait for it, or choose another --out"
-            ) from None
-        file.truncate(0)
-        file.write(f"{platform.node()}, process {os.getpid()}")
-        file.flush()
-        yield
-
-
-# ------------------------------------------------------------------------------------------------------------------ log
-class Log:
-    """`log.jsonl`: a line for each logging point, epoch and event; and `epochs.csv`, the epochs as a table."""
-
-    def __init__(self, folder: Path, enabled: bool, tensorboard: bool) -> None:
-        self.folder, self.file, self.enabled = folder, folder / "log.jsonl", enabled
-        self.board = None
-        if enabled and tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise RunError("tensorboard is not installed: pip install 'gpu-logicmix[tensorboard]'") from None
-            self.board = SummaryWriter(str(folder / "tensorboard"))
-
-    def rewind(self, step: int, closed: int) -> None:
-        """Forget what came after the checkpoint that the run goes on from."""
-        if not self.enabled:
-            return
-
-        def kept(line: dict) -> bool:
-            if line["kind"] == "step":
-                return line["step"] <= step
-            return line["kind"] == "start" or (line.get("epoch", math.inf) <= closed and line["kind"] != "end")
-
-        lines = [line for line in read_log(self.folder) if kept(line)]
-        write_whole(self.file, "".join(json.dumps(line) + "\n" for line in lines))
-
-    def write(self, kind: str, **values: Any) -> None:
-        if not self.enabled:
-            return
-        line = json.dumps({"kind": kind, **_no_nan(values)})
-        with open(self.file, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
-        if kind == "epoch":
-            self._write_csv()
-        if self.board is not None and "step" in values:
-            for name, value in values.items():
-                if isinstance(value, (int, float)) and name not in ("step", "epoch"):
-                    self.board.add_scalar(f"{kind}/{name}", value, values["step"])
-            self.board.flush()
-
-    def _write_csv(self) -> None:
-        epochs = [line for line in read_log(self.folder) if line["kind"] == "epoch"]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, [key for key in epochs[-1] if key != "kind"], extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(epochs)
-        write_whole(self.folder / "epochs.csv", text.getvalue())
-
-
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log; a half line that a kill has left is not one."""
-    lines = []
-    file = folder / "log.jsonl"
-    if file.exists():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                lines.append(json.loads(line))
-    return lines
-
-
-def _no_nan(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {k: _no_nan(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_no_nan(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def machine() -> str:
-    """The name of the processor."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str]:
-    from gpu_logicmix import __version__
-
-    found = {"gpu_logicmix": __version__, "python": platform.python_version()}
-    for name in ("torch", "timm", "numpy"):
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 # -------------------------------------------------------------------------------------------------------------- signals
@@ -569,8 +188,9 @@ class Run:
         self.step = 0  # batches trained on
         self.updates = 0  # of the weights
         self.closed = 0  # epochs that are over, with all that is done at their end
-        self.best, self.best_epoch, self.seconds, self.elapsed = -math.inf, 0, 0.0, 0.0
-        self.started, self.waiting = time.perf_counter(), 0.0
+        self.best, self.best_epoch = -math.inf, 0
+        self.seconds = self.waited = 0.0  # of training in this epoch, and of these waiting for data
+        self.elapsed, self.started = 0.0, time.perf_counter()  # before this process began, and when it did
         self.latest: tuple | None = None  # epoch, metrics, logits and rows of the last evaluation
         # Since the epoch began: loss, known labels; since the last update: known labels.
         self.totals = torch.zeros(2, dtype=torch.float64, device=device)
@@ -628,12 +248,11 @@ class Run:
 
     def check_finite(self) -> None:
         """Waits for the device."""
-        bad = int(self.first_bad)
-        if self.world.any(bad) >= 0:
-            bad = bad if bad >= 0 else self.world.any(bad)
+        bad = self.world.any(int(self.first_bad))
+        if bad >= 0:
             raise RunError(
-                f"the loss is no number any more in step {bad} (epoch {(bad - 1) // self.steps + 1}); nothing was saved "
-                f"since the last checkpoint in {self.folder}. A smaller --lr or --amp off may help"
+                f"the loss is no number any more in step {bad} (epoch {(bad - 1) // self.steps + 1}); the last "
+                f"checkpoint in {self.folder} is from before. A smaller --lr or --amp off may help"
             )
 
     def train_epoch(self, log: Log, tick: Callable[..., None], stop: StopSignals) -> None:
@@ -642,62 +261,46 @@ class Run:
         self.loader.sampler.set_epoch(epoch, start)
         self.augment.set_epoch(epoch)
         self.model.train()
-        began = time.perf_counter()
-        saved = mark = began
-        waited = marked_wait = 0.0
-        marked_step = self.step
         batches = moved(self.loader, world.device)
-        while True:
-            before = time.perf_counter()
-            batch = next(batches, None)
-            waited += time.perf_counter() - before
-            if batch is None:
-                break
-            at_end = self.step + 1 == (epoch + 1) * self.steps
-            update = at_end or (self.step + 1 - epoch * self.steps) % config.accumulate == 0
+        mark = self.step, self.seconds, self.waited
+        saved, asked, due = time.perf_counter(), 0, 0
+        for at in range(start + 1, self.steps + 1):
+            began = time.perf_counter()
+            batch = next(batches)
+            self.waited += time.perf_counter() - began
+            update = at % config.accumulate == 0 or at == self.steps
             self.batch(*batch, update=update)
             tick(len(batch[0]) * world.size)
-            if not (self.step % config.log_every == 0 or at_end or (world.size == 1 and update and stop.signum)):
-                # One process may save by the clock at any update; several have to agree, at logging points.
-                if world.size == 1 and update and time.perf_counter() - saved > config.save_every * 60:
-                    self.check_finite()
-                    saved = self._save_within(began, saved)
-                    began = saved
-                continue
-            self.check_finite()
-            now = time.perf_counter()
-            loss, count = world.sum_(self.totals.clone()).tolist()
-            images = (self.step - marked_step) * config.batch_size * world.size
-            log.write(
-                "step",
-                step=self.step,
-                epoch=round(self.step / self.steps, 4),
-                loss=loss / max(count, 1),
-                lr=self.optimizer.param_groups[-1]["lr"],
-                images_per_second=images / (now - mark),
-                waiting=(waited - marked_wait) / (now - mark),
-            )
-            mark, marked_wait, marked_step = now, waited, self.step
-            if update:
-                signum = world.any(stop.signum)
-                due = now - saved > config.save_every * 60
-                if (signum or world.any(int(due))) and not at_end:
-                    saved = self._save_within(began, saved)
-                    began = saved
-                if signum:
-                    if at_end:
-                        self.seconds += time.perf_counter() - began
-                        began = time.perf_counter()
-                        self.save()
-                    self._interrupt(signum)
-        self.seconds += time.perf_counter() - began
-        self.waiting = waited / max(self.seconds, 1e-9)
+            self.seconds += time.perf_counter() - began
+            point = self.step % config.log_every == 0 or at == self.steps
+            if point:
+                self.check_finite()
+                self._log_step(log, *mark)
+                mark = self.step, self.seconds, self.waited
+            # Whether to stop or save: one process may decide at any step; several have to agree, at logging points.
+            if point or world.size == 1:
+                asked = world.any(stop.signum)
+                due = world.any(time.perf_counter() - saved > config.save_every * 60 and at < self.steps)
+            if update and (asked or due):
+                self.check_finite()
+                self.save()
+                saved, due = time.perf_counter(), 0
+                if asked:
+                    self._interrupt(asked)
 
-    def _save_within(self, began: float, saved: float) -> float:
-        """Save in the middle of an epoch. Returns the time."""
-        self.seconds += time.perf_counter() - began
-        self.save()
-        return time.perf_counter()
+    def _log_step(self, log: Log, step: int, seconds: float, waited: float) -> None:
+        """Since `step`, when the clocks stood at `seconds` and `waited`. Waits for the device."""
+        loss, count = self.world.sum_(self.totals.clone()).tolist()
+        took = max(self.seconds - seconds, 1e-9)
+        log.write(
+            "step",
+            step=self.step,
+            epoch=round(self.step / self.steps, 4),
+            loss=loss / max(count, 1),
+            lr=self.optimizer.param_groups[-1]["lr"],
+            images_per_second=(self.step - step) * self.config.batch_size * self.world.size / took,
+            waiting=(self.waited - waited) / took,
+        )
 
     def _interrupt(self, signum: int) -> None:
         raise Interrupted(
@@ -713,8 +316,8 @@ class Run:
         logits, rows = predict_rows(model, self.val_set, self.config, self.world, tick)
         if not torch.isfinite(logits).all():
             raise RunError(
-                f"the model gives logits that are no numbers (epoch {self.closed + 1}); the last checkpoint in {self.folder} "
-                "is from before. A smaller --lr or --amp off may help"
+                f"the model gives logits that are no numbers (epoch {self.closed + 1}); the last checkpoint in "
+                f"{self.folder} is from before. A smaller --lr or --amp off may help"
             )
         targets = torch.from_numpy(self.val_set.labels)
         return evaluate(logits[rows], targets[rows]), logits, rows
@@ -735,13 +338,14 @@ class Run:
         scores = self._scores(tick_or_stop) if due else {}
         loss, count = self.world.sum_(self.totals.clone()).tolist()
         images = self.steps * self.config.batch_size * self.world.size
+        waiting = self.waited / max(self.seconds, 1e-9)
         line = {
             "epoch": epoch,
             "step": self.step,
             "loss": loss / max(count, 1),
             **scores,
             "images_per_second": images / max(self.seconds, 1e-9),
-            "waiting": self.waiting,
+            "waiting": waiting,
             "seconds": self.seconds,
             "elapsed": self.time(),
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
@@ -766,9 +370,9 @@ class Run:
         mAP = f"mAP {scores['mAP']:6.2%}" if due else "not validated"
         self.say(
             f"epoch {epoch:>{len(str(self.config.epochs))}}/{self.config.epochs}  loss {line['loss']:.4f}  "
-            f"{mAP}  {line['images_per_second']:,.0f} images/s, {self.waiting:.1%} waiting for data{words}"
+            f"{mAP}  {line['images_per_second']:,.0f} images/s, {waiting:.1%} waiting for data{words}"
         )
-        self.closed, self.seconds = epoch, 0.0
+        self.closed, self.seconds, self.waited = epoch, 0.0, 0.0
         self.totals.zero_()
         self.save()
 
@@ -796,7 +400,7 @@ class Run:
                 self.curriculum.update(index, logits)
                 tick(len(images))
 
-    # ------------------------------------------------------------------------------------------------------ saved states
+    # ----------------------------------------------------------------------------------------------------- saved states
     def time(self) -> float:
         return self.elapsed + time.perf_counter() - self.started
 
@@ -811,6 +415,7 @@ class Run:
             "best": self.best,
             "best_epoch": self.best_epoch,
             "seconds": self.seconds,
+            "waited": self.waited,
             "elapsed": self.time(),
             "totals": totals,
             "steps": self.steps,
@@ -837,13 +442,13 @@ class Run:
             )
         if state["fingerprint"] != self.fingerprint:
             raise RunError(
-                f"{self.folder}: its checkpoint belongs to another dataset ({state['config']['data']}: other images, categories or "
-                f"known labels than {self.config.data}); choose another --out"
+                f"{self.folder}: its checkpoint belongs to another dataset ({state['config']['data']}: other images, "
+                f"categories or known labels than {self.config.data}); choose another --out"
             )
         if state["steps"] != self.steps:
             raise RunError(
-                f"{self.folder}: its checkpoint has {state['steps']} steps in an epoch, this run {self.steps}; start as many "
-                "processes as before, or change --batch-size so that the batch of all of them is as before"
+                f"{self.folder}: its checkpoint has {state['steps']} steps in an epoch, this run {self.steps}; start "
+                "as many processes as before, or change --batch-size so that the batch of all of them is as before"
             )
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
@@ -853,7 +458,7 @@ class Run:
         self.scaler.load_state_dict(state["scaler"])
         if self.curriculum is not None:
             self.curriculum.load_state_dict(state["curriculum"])
-        for name in ("step", "updates", "closed", "best", "best_epoch", "seconds", "elapsed"):
+        for name in ("step", "updates", "closed", "best", "best_epoch", "seconds", "waited", "elapsed"):
             setattr(self, name, state[name])
         # The sum over all processes goes to the first one alone.
         self.totals = state["totals"].to(self.world.device) * self.world.main
@@ -876,9 +481,9 @@ def make_model(config: Config, categories: int, weights: str | Path | None = Non
     )
 
 
-# ------------------------------------------------------------------------------------------------------ from start to end
+# ---------------------------------------------------------------------------------------------------- from start to end
 @contextlib.contextmanager
-def progress_bar(console: Console, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
+def progress_bar(console: Console, total: int, what: str = "images", done: int = 0) -> Iterator[Callable[..., None]]:
     """A bar with images/s and time left. Yields `tick(images)`."""
     columns = (
         TextColumn("{task.description}"),
@@ -889,7 +494,7 @@ def progress_bar(console: Console, total: int, done: int = 0) -> Iterator[Callab
         TextColumn("left"),
     )
     with Progress(*columns, console=console, transient=True, speed_estimate_period=60) as progress:
-        task = progress.add_task("training", total=total, completed=done, speed="")
+        task = progress.add_task(what, total=total, completed=done, speed="")
 
         def tick(images: int) -> None:
             progress.update(task, advance=images, speed=f"{progress.tasks[0].speed or 0:,.0f} images/s")
@@ -944,7 +549,7 @@ def fit(
         _log_start(run, log, command)
         total, done = _images_to_do(run)
         with StopSignals() as stop:
-            bar = stack.enter_context(progress_bar(console, total, done)) if tick is None else tick
+            bar = stack.enter_context(progress_bar(console, total, "training", done)) if tick is None else tick
             while run.closed < config.epochs:
                 if run.step < (run.closed + 1) * run.steps:
                     run.train_epoch(log, bar, stop)
@@ -1004,8 +609,9 @@ def _log_start(run: Run, log: Log, command: str) -> None:
     for message in run.model.messages:
         run.say(message)
     run.say(
-        f"{run.train_set.name}: {count:,} training images, {len(run.val_set):,} for validation, {len(run.train_set.categories)} "
-        f"categories, {known:.1%} of labels known, {counts.positive / count:.2f} known positives an image"
+        f"{run.train_set.name}: {count:,} training images, {len(run.val_set):,} for validation, "
+        f"{len(run.train_set.categories)} categories, {known:.1%} of labels known, "
+        f"{counts.positive / count:.2f} known positives an image"
     )
     run.say(
         f"{run.config.model}, {run.config.mix}: {run.config.epochs} epochs of {run.steps} steps on {device}, "
@@ -1040,15 +646,15 @@ def _finish(run: Run, log: Log) -> dict[str, Any]:
         write_predictions(run.folder / "predictions.npz", logits, rows, run.val_set)
     run.world.wait()
     last = lines[-1]["mAP"] if lines else math.nan
+    f1 = metrics.threshold
     run.say(
-        f"kept epoch {epoch} ({run.config.keep}): mAP {metrics.mAP:.2%}, CF1 {metrics.threshold.CF1:.2%}, OF1 {metrics.threshold.OF1:.2%}"
-        f" on {len(rows):,} images"
+        f"kept epoch {epoch} ({run.config.keep}): mAP {metrics.mAP:.2%}, CF1 {f1.CF1:.2%}, OF1 {f1.OF1:.2%} "
+        f"on {len(rows):,} images"
     )
     if metrics.left_out:
-        names = [run.val_set.categories[c] for c in metrics.left_out]
-        run.say(
-            f"left out of mAP, no known positive to validate on: {', '.join(names[:10])}{' …' if len(names) > 10 else ''}"
-        )
+        names = ", ".join(run.val_set.categories[c] for c in metrics.left_out[:10])
+        more = f" and {len(metrics.left_out) - 10} more" if len(metrics.left_out) > 10 else ""
+        run.say(f"left out of mAP, no known positive to validate on: {names}{more}")
     return {
         "kept": run.config.keep,
         "epoch": epoch,
@@ -1056,25 +662,6 @@ def _finish(run: Run, log: Log) -> dict[str, Any]:
         "mAP_last": last,
         "mAP_best": run.best,
     }
-
-
-def write_model(path: Path, model: nn.Module, categories: list[str]) -> None:
-    """Weights as safetensors, with the names of the categories in its header."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    with written_whole(path, "wb") as file:
-        file.write(to_safetensors(tensors, metadata={"categories": json.dumps(categories)}))
-
-
-def write_predictions(path: Path, logits: Tensor, rows: np.ndarray, dataset: ImageDataset) -> None:
-    with written_whole(path, "wb") as file:
-        np.savez_compressed(
-            file,
-            logits=logits[rows].numpy(),
-            targets=dataset.labels[rows],
-            index=rows,
-            ids=np.array([str(dataset.ids[row]) for row in rows]),
-            categories=np.array(dataset.categories),
-        )
 
 
 # ------------------------------------------------------------------------------------------------------- a finished run
@@ -1102,6 +689,78 @@ def load_run(folder: str | Path, weights: str | None = None) -> tuple[Config, Cl
     return config, make_model(config, len(categories), weights=file).eval(), categories, file
 
 
+class Evaluation(NamedTuple):
+    metrics: Metrics
+    categories: list[str]
+    images: int
+    weights: Path
+
+
+def evaluate_run(
+    folder: str | Path,
+    data: str | None = None,
+    split: str = "val",
+    weights: str | None = None,
+    *,
+    console: Console | None = None,
+    **options: Any,
+) -> Evaluation:
+    """How good a finished run is on the data it was validated on, or on others with the same categories.
+
+    weights: "model", or "cft": the fine-tuned ones; these, unless given, if there are any.
+    options: of `Config` that need not be those of the run (device, threads, batch_size, workers, cache, option ...).
+    """
+    config, model, categories, file = load_run(folder, weights)
+    for name, value in options.items():
+        setattr(config, name, value)
+    with joined_world(config.device, config.threads) as world:
+        console = (console or Console()) if world.main else Console(quiet=True)
+        dataset = open_val(config) if data is None else open_labeled(config, data, split)
+        if dataset.categories != categories:
+            raise RunError(f"{data or config.data}: its categories are not those that {file} was trained for")
+        model = model.to(world.device, memory_format=torch.channels_last)
+        with progress_bar(console, len(dataset)) as tick:
+            logits, rows = predict_rows(model, dataset, config, world, lambda images: tick(images * world.size))
+        metrics = evaluate(logits[rows], torch.from_numpy(dataset.labels)[rows])
+    return Evaluation(metrics, categories, len(rows), file)
+
+
+def predict(
+    folder: str | Path,
+    paths: Sequence[str | Path],
+    weights: str | None = None,
+    *,
+    console: Console | None = None,
+    **options: Any,
+) -> tuple[list[str], list[str], Tensor, list[str]]:
+    """Probabilities [N, C] that a finished run gives images: names of the images, categories, probabilities, and a line
+    for each image that could not be read.
+
+    paths: of image files, and of folders in which all images are taken.
+    """
+    config, model, categories, _ = load_run(folder, weights)
+    for name, value in options.items():
+        setattr(config, name, value)
+    files: list[str] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            listing = list_folder(path, "")
+            files += [str(path / name) for name in listing.paths]
+        elif path.exists():
+            files.append(str(path))
+        else:
+            raise DataError(f"{path}: no such file or folder")
+    source = FileSource(Path(), files, config.size)
+    nothing = np.zeros((len(files), 0), dtype=np.int8)
+    dataset = ImageDataset("images", "to predict", source, nothing, [], files, "skip")
+    with joined_world(config.device, config.threads) as world:
+        console = (console or Console()) if world.main else Console(quiet=True)
+        model = model.to(world.device, memory_format=torch.channels_last)
+        with progress_bar(console, len(files)) as tick:
+            logits, rows = predict_rows(model, dataset, config, world, lambda images: tick(images * world.size))
+    return [files[row] for row in rows], categories, logits[rows].sigmoid(), dataset.bad_images()
+
+
 def fine_tune(
     folder: str | Path,
     *,
@@ -1110,8 +769,8 @@ def fine_tune(
     run: Run | None = None,
     options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Category-wise fine-tuning of the heads of a finished run, on known labels alone. Writes cft.json, the new weights and
-    what they predict; the old ones stay. Returns what is in cft.json."""
+    """Category-wise fine-tuning of the heads of a finished run, on known labels alone. Writes cft.json, the new weights
+    and what they predict; the old ones stay. Returns what is in cft.json."""
     folder = Path(folder)
     console = console or Console()
     config, model, categories, _ = load_run(folder, "model")
@@ -1123,7 +782,9 @@ def fine_tune(
     model = model.to(world.device, memory_format=torch.channels_last)
     began = time.perf_counter()
     with (
-        progress_bar(console, len(train) + len(val)) if run is None else contextlib.nullcontext(lambda n: None) as tick
+        progress_bar(console, len(train) + len(val), "features")
+        if run is None
+        else contextlib.nullcontext(lambda n: None) as tick
     ):
         features, rows = predict_rows(model.embed, train, config, world, tick)
         val_features, val_rows = predict_rows(model.embed, val, config, world, tick)
@@ -1157,11 +818,11 @@ def fine_tune(
         "weights": "cft.safetensors",
         "mAP": record.summary()["evaluation_map_after"],
     }
-    write_whole(folder / "cft.json", json.dumps(_no_nan(result)))
+    write_whole(folder / "cft.json", json.dumps(no_nan(result)))
     s = record.summary()
     console.print(
-        f"fine-tuned {s['changed']} of {s['categories']} heads ({s['skipped']} have too few known labels) in {result['seconds']:.0f} s: "
-        f"mAP on held-out known labels {s['held_out_map_before']:.2%} → {s['held_out_map_after']:.2%}, "
+        f"fine-tuned {s['changed']} of {s['categories']} heads in {result['seconds']:.0f} s ({s['skipped']} have too "
+        f"few known labels): mAP on held-out known labels {s['held_out_map_before']:.2%} → {s['held_out_map_after']:.2%}, "
         f"on validation {s['evaluation_map_before']:.2%} → {s['evaluation_map_after']:.2%}",
         highlight=False,
         soft_wrap=True,

@@ -1,0 +1,249 @@
+"""What a step and an evaluation are made of: the processes, the data, the batch on the device."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gpu_logicmix.config import Config, hide
+from gpu_logicmix.data import DataError, ImageDataset, cache_dataset, make_loader, open_dataset
+from gpu_logicmix.losses import (
+    DecoupledAsymmetricLoss,
+    PartialAsymmetricLoss,
+    PartialBCELoss,
+    PartialFocalLoss,
+    PartialLoss,
+)
+from gpu_logicmix.mix import GPULogicMix, Mixup, MixupPME, MultiLabelMixup, OrMixup
+from gpu_logicmix.randaugment import RandAugment, RandomHorizontalFlip
+from gpu_logicmix.runfolder import RunError
+
+
+# ------------------------------------------------------------------------------------------------------- the processes
+class World(NamedTuple):
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Add up over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def wait(self) -> None:
+        """Until all processes are here: what the first one has written can be read."""
+        if self.size > 1:
+            dist.barrier()
+
+    def any(self, number: int) -> int:
+        """The largest of what the processes say; waits for the device."""
+        if self.size == 1:
+            return number
+        said = torch.tensor(number, device=self.device)
+        dist.all_reduce(said, dist.ReduceOp.MAX)
+        return int(said)
+
+
+@contextlib.contextmanager
+def joined_world(device: str = "auto", threads: int | None = None) -> Iterator[World]:
+    """This process's place among those that torchrun started, or alone."""
+    if threads:
+        torch.set_num_threads(threads)
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    if device == "auto":
+        device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise RunError(f"device={device!r}: {str(error).splitlines()[0]}") from None
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    if size == 1:
+        yield World(0, 1, chosen)
+        return
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield World(dist.get_rank(), size, chosen)
+    finally:
+        dist.destroy_process_group()
+
+
+# ------------------------------------------------------------------------------------------------------------ the data
+def open_labeled(config: Config, spec: str, split: str) -> ImageDataset:
+    """A dataset as the run wants it: size, options, cache. It must have images and labels."""
+    options = {}
+    for option in config.option or []:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise DataError(f"option {option!r}: write NAME=VALUE")
+        options[name] = value
+    dataset = open_dataset(spec, split, config.size, on_bad_image=config.on_bad_image, **options)
+    if not len(dataset):
+        raise DataError(f"{spec} {split}: has no images")
+    if not dataset.categories:
+        raise DataError(f"{spec}: has no labels to train with")
+    return cache_dataset(dataset, config.cache) if config.cache else dataset
+
+
+def _rows(config: Config, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the training set to train on, and to hold out. Neither depends on the seed of the run."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
+    held = round(count * config.holdout)
+    return np.sort(order[held:][: config.images]), np.sort(order[:held])
+
+
+def open_train(config: Config) -> tuple[ImageDataset, np.ndarray]:
+    """The training images with the labels that are known, and all their labels. Which labels are hidden does not depend
+    on how many images are used."""
+    dataset = open_labeled(config, config.data, "train")
+    full = dataset.labels
+    dataset.labels, _ = hide(full, config.known, config.protocol, config.seed)
+    if not (dataset.labels == 1).any():
+        raise DataError(f"{config.data}: no label is known to be present, there is nothing to learn from; known more?")
+    rows, _ = _rows(config, len(dataset))
+    if len(rows) == len(dataset):
+        return dataset, full
+    return dataset.take(rows), full[rows]
+
+
+def open_val(config: Config) -> ImageDataset:
+    """The images to validate on, with all their labels."""
+    if config.holdout:
+        dataset = open_labeled(config, config.data, "train")
+        return dataset.take(_rows(config, len(dataset))[1])
+    return open_labeled(config, config.val or config.data, "val")
+
+
+def fingerprint(dataset: ImageDataset) -> str:
+    """Of what a run learns from: categories, images by name, known labels."""
+    digest = hashlib.sha256(json.dumps([dataset.categories, list(dataset.ids)]).encode())
+    digest.update(dataset.labels.tobytes())
+    return digest.hexdigest()[:16]
+
+
+# ------------------------------------------------------------------------------------------------- a step on the device
+class Augment(nn.Module):
+    """What happens to a batch on the device before the model sees it: flip, RandAugment, mix; in this order."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.flip = RandomHorizontalFlip() if config.flip else nn.Identity()
+        self.randaugment = RandAugment(config.ra_n, config.ra_m) if config.randaugment else nn.Identity()
+        makers = {
+            "logicmix": lambda: GPULogicMix(config.p, config.k_min, config.k_max),
+            "mixup": Mixup,
+            "ormixup": OrMixup,
+            "mlmixup": MultiLabelMixup,
+            "mixup-pme": MixupPME,
+        }
+        self.mix = makers[config.mix]() if config.mix in makers else None
+
+    def set_epoch(self, epoch: int) -> None:
+        if isinstance(self.mix, OrMixup):
+            self.mix.set_epoch(epoch)
+
+    def forward(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """uint8 images [B, 3, H, W] and labels -> floats in [0, 1], labels, which samples are mixed (None: none)."""
+        images = self.randaugment(self.flip(images)).float().div_(255)
+        if self.mix is None or (isinstance(self.mix, OrMixup) and self.mix.epoch % 2):
+            return images, targets, None
+        plan = self.mix.plan(len(images), images.device)
+        return *self.mix(images, targets, plan), plan.mixed
+
+
+def make_loss(config: Config, reduction: str = "sum") -> PartialLoss:
+    shared = {"reduction": reduction, "assume_negative": config.assume_negative}
+    policy = {"gamma_neg": config.gamma_neg, "gamma_pos": config.gamma_pos, "clip": config.clip}
+    if config.loss == "bce":
+        return PartialBCELoss(**shared)
+    if config.loss == "focal":
+        return PartialFocalLoss(config.gamma_pos or 2, **shared)
+    return (DecoupledAsymmetricLoss if config.loss == "dp-asl" else PartialAsymmetricLoss)(**policy, **shared)
+
+
+def moved(loader, device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Batches on the device; on CUDA the next one travels on a stream of its own while this one trains."""
+    if device.type != "cuda":
+        for batch in loader:
+            yield tuple(part.to(device) for part in batch)
+        return
+    stream = torch.cuda.Stream(device)
+
+    def move(batch):
+        with torch.cuda.stream(stream):
+            return tuple(part.to(device, non_blocking=True) for part in batch)
+
+    coming = None
+    for batch in loader:
+        now, coming = coming, move(batch)
+        if now is not None:
+            yield now
+        torch.cuda.current_stream(device).wait_stream(stream)
+        for part in coming:
+            part.record_stream(torch.cuda.current_stream(device))
+    if coming is not None:
+        yield coming
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Fix all that a step draws at random, on every device."""
+    digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def autocast(config: Config, device: torch.device):
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    amp = ("bf16" if device.type == "cuda" else "off") if config.amp == "auto" else config.amp
+    return torch.autocast(device.type, dtype=kinds.get(amp), enabled=amp in kinds)
+
+
+@torch.inference_mode()
+def predict_rows(
+    function: Callable[[Tensor], Tensor],
+    dataset: ImageDataset,
+    config: Config,
+    world: World,
+    tick: Callable[[int], None] = lambda images: None,
+) -> tuple[Tensor, np.ndarray]:
+    """`function` of every un-augmented image, [N, ...] on the CPU, and the rows that could be read. Each process takes
+    a share of the images; all get all results."""
+    loader = make_loader(dataset, config.batch_size, workers=config.workers, rank=world.rank, world=world.size)
+    out: Tensor | None = None
+    seen = torch.zeros(len(dataset), dtype=torch.int32)
+    for images, _, index in moved(loader, world.device):
+        if not len(images):
+            continue
+        with autocast(config, world.device):
+            rows = function(images.float().div_(255)).float().cpu()
+        if out is None:
+            out = torch.zeros(len(dataset), *rows.shape[1:])
+        index = index.cpu()
+        out[index], seen[index] = rows, 1
+        tick(len(index))
+    if world.size > 1:
+        # A process may have had no image at all: it learns the width from the others.
+        width = world.any(0 if out is None else out.shape[1])
+        whole = torch.zeros(len(dataset), width) if out is None else out
+        # Each row is zero everywhere but in one process: the sum is exact.
+        out = world.sum_(whole.to(world.device)).cpu()
+        seen = world.sum_(seen.to(world.device)).cpu()
+    if out is None or not seen.any():
+        raise DataError(f"{dataset.name} {dataset.split}: none of the {len(dataset)} images can be read")
+    good = seen.nonzero()[:, 0].numpy()
+    return out, good
