@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import inspect
+import json
 import os
+import shlex
+import signal
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,22 +21,23 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gpu_logicmix.config import OPTION_TYPES, PRESETS, Config, hide, make_config
 from gpu_logicmix.data import DataError, ImageDataset, cache_dataset, open_dataset
 from gpu_logicmix.data.cache import verify_cache
-from gpu_logicmix.labels import PROTOCOLS, hide_labels, label_counts
+from gpu_logicmix.labels import PROTOCOLS, label_counts
 from gpu_logicmix.mix import GPULogicMix
 
 app = typer.Typer(
     name="gpu-logicmix",
     help="Train multi-label classifiers on images of which many labels are missing.\n\n"
     "DATA is coco:PATH, voc2007:PATH, vg200:PATH, csv:PATH or shapes (drawn on the fly, nothing to download).",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 console = Console()
 
+RESUME = ("never", "must", "auto")
 OnBadImage = Enum("OnBadImage", {"raise": "raise", "skip": "skip"}, type=str)
 Protocol = Enum("Protocol", {name: name for name in PROTOCOLS}, type=str)
 
@@ -46,7 +54,7 @@ Options = Annotated[
     ),
 ]
 Known = Annotated[
-    str | None,
+    float | None,
     typer.Option(
         help="Hide labels first, to simulate partial labeling: the share that is kept, as 0.1; with --protocol "
         "per-class a number, as 50."
@@ -65,7 +73,7 @@ BadImages = Annotated[OnBadImage, typer.Option(help="Stop at an image that canno
 def main() -> None:
     """Run the command line. Mistakes of the user end in one line; GPU_LOGICMIX_DEBUG=1 shows where they came from."""
     try:
-        app()
+        app(_with_value(sys.argv[1:]))
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("GPU_LOGICMIX_DEBUG"):
             raise
@@ -74,13 +82,24 @@ def main() -> None:
         sys.exit(1)
 
 
+def _with_value(arguments: list[str]) -> list[str]:
+    """`--resume` may stand alone, which the parser of options does not know."""
+    out = []
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        out.append(argument)
+        if argument == "--resume" and following not in RESUME:
+            out.append("must")
+    return out
+
+
 def _escape(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-@app.callback()
-def _commands() -> None:
-    """Keeps `gpu-logicmix COMMAND` the form of the call, however many commands there are."""
+@app.callback(invoke_without_command=True)
+def _commands(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        console.print(context.get_help())
 
 
 def _open(data: str, split: str, size: int | None, options: list[str] | None, on_bad_image: str) -> ImageDataset:
@@ -94,22 +113,6 @@ def _open(data: str, split: str, size: int | None, options: list[str] | None, on
         chosen[name] = value
     with console.status(f"opening {_escape(data)} {split} …"):
         return open_dataset(data, split, size, on_bad_image=on_bad_image, **chosen)
-
-
-def _hide(labels: np.ndarray, known: str | None, protocol: str, seed: int) -> tuple[np.ndarray, str]:
-    """The labels that are left, and a few words about it."""
-    if known is None and protocol != "single-positive":
-        return labels, "labels as they are"
-    if protocol == "single-positive":
-        return hide_labels(labels, seed=seed, protocol=protocol), "one positive label a sample"
-    try:
-        number = int(known) if protocol == "per-class" else float(known)
-    except ValueError:
-        raise DataError(f"--known {known!r}: must be a number") from None
-    if protocol != "per-class" and not 0 < number <= 1:
-        raise DataError(f"--known {known}: must be above 0 and at most 1")
-    words = f"{known} labels of each kind a class" if protocol == "per-class" else f"{number:.0%} of labels known"
-    return hide_labels(labels, number, seed, protocol), f"{words} ({protocol})"
 
 
 def _list_bad(dataset: ImageDataset) -> None:
@@ -150,7 +153,7 @@ def stats(
     dataset = _open(data, split, None, option, "skip")
     if not dataset.categories:
         raise DataError(f"{data}: has no labels to count")
-    labels, words = _hide(dataset.labels, known, protocol.value, seed)
+    labels, words = hide(dataset.labels, known, protocol.value, seed)
     all_mixed = mixed_labels(labels, GPULogicMix(1.0, k_min, k_max), batch_size, seed)
     in_training = mixed_labels(labels, GPULogicMix(p, k_min, k_max), batch_size, seed)
     k = f"K={k_min}" if k_min == k_max else f"K={k_min}-{k_max}"
@@ -219,7 +222,7 @@ def preview(
 
     dataset = _open(data, split, size, option, on_bad_image.value)
     if dataset.categories:
-        dataset.labels, _ = _hide(dataset.labels, known, protocol.value, seed)
+        dataset.labels, _ = hide(dataset.labels, known, protocol.value, seed)
     torch.manual_seed(seed)
     images, targets, index = dataset[torch.randperm(len(dataset))[:count].tolist()]
     if not len(images):
@@ -279,6 +282,249 @@ def cache(
     length = cached.source.file.stat().st_size / 1e9
     console.print(f"{_escape(str(folder))}: {len(cached):,} images, {length:.2f} GB", highlight=False)
     _list_bad(cached)
+
+
+# --------------------------------------------------------------------------------------------------- training and after
+def _with_options(command: Callable) -> Callable:
+    """Give a command an option for each field of `Config`. Those that are not given do not reach it."""
+
+    def call(**values: Any) -> None:
+        options = {name: values.pop(name) for name in OPTION_TYPES}
+        given = {name: value for name, value in options.items() if value not in (None, [])}
+        command({name: value.value if isinstance(value, Enum) else value for name, value in given.items()}, **values)
+
+    signature = inspect.signature(command, eval_str=True)
+    parameters = [p for p in signature.parameters.values() if p.name != "given"]
+    for f in fields(Config):
+        kind = OPTION_TYPES[f.name]
+        if "choices" in f.metadata:
+            kind = Enum(f.name, {choice: choice for choice in f.metadata["choices"]}, type=str)
+        if f.name == "data":
+            option = typer.Argument(metavar="DATA", help=f.metadata["help"], show_default=False)
+        else:
+            flag = f"--{f.name.replace('_', '-')}"
+            names = (f"{flag}/--no-{flag[2:]}",) if kind is bool else ("-o", flag) if f.name == "option" else (flag,)
+            # The option itself has no default, so that a value of a file or preset is not overruled by it.
+            words = "" if f.default is None else f" [dim]\\[{_shown(f.default)}][/]"
+            option = typer.Option(
+                *names, help=f.metadata["help"] + words, rich_help_panel=f.metadata["panel"], show_default=False
+            )
+        annotation = Annotated[kind | None, option]
+        parameters.append(
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
+    parameters.sort(key=lambda p: p.name != "data")
+    call.__signature__ = signature.replace(
+        parameters=[p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    )
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    call.__name__, call.__doc__ = command.__name__, command.__doc__
+    return call
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, as --out of fit.")]
+Weights = Annotated[
+    Enum("RunWeights", {"model": "model", "cft": "cft"}, type=str) | None,
+    typer.Option(help="model: as trained; cft: after category-wise fine-tuning. The latter if there are any."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Of the CPU; torch's choice unless given.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images at a time.")]
+
+
+@app.command()
+@_with_options
+def fit(
+    given: dict,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/DATA-KNOWN-MIX-SEED unless given.")] = None,
+    resume: Annotated[
+        Enum("Resume", {name: name for name in RESUME}, type=str),
+        typer.Option(
+            help="--resume alone: go on with the run in --out, its options are taken from there; auto: if any."
+        ),
+    ] = "never",
+    config: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Options from a file: name = value.")] = None,
+    preset: Annotated[
+        Enum("Preset", {name: name for name in PRESETS}, type=str) | None, typer.Option(help="The paper's settings.")
+    ] = None,
+) -> None:
+    """Train a model, evaluate it after each epoch, and write a report.
+
+    The defaults (in brackets) are the paper's run on COCO: ResNet-101 at 448 x 448, asymmetric loss, RandAugment,
+    LogicMix, curriculum labeling, category-wise fine-tuning. Everything goes to the folder of the run. A run can be
+    killed at any time: --resume goes on from its last checkpoint.
+
+    Example: gpu-logicmix fit coco:/data/coco --known 0.1 --cache /scratch --out runs/coco-10
+
+    On several GPUs: torchrun --nproc_per_node 4 train.py fit coco:/data/coco --known 0.1 --out runs/coco-10
+    """
+    from gpu_logicmix import engine
+
+    resume = getattr(resume, "value", resume)
+    if resume != "never" and config is None:
+        if out is None:
+            raise ValueError("--resume: which run? Add --out FOLDER")
+        config = out / "config.toml" if (out / "config.toml").exists() else None
+    chosen = make_config(given, preset.value if preset else None, config)
+    folder = out or Path("runs") / engine.default_name(chosen)
+    command = f"gpu-logicmix {shlex.join(sys.argv[1:])}"
+    try:
+        engine.fit(chosen, folder, resume=resume, command=command, console=console)
+    except engine.Interrupted as stopped:
+        console.print(f"[yellow]{_escape(str(stopped))}[/]", highlight=False, soft_wrap=True)
+        raise typer.Exit(130 if stopped.signum == signal.SIGINT else 0) from None
+    _write_report(folder)
+
+
+def _write_report(folder: Path) -> None:
+    if int(os.environ.get("RANK", 0)) == 0:
+        from gpu_logicmix.engine import report_run
+
+        console.print(f"report: {_escape(str(report_run(folder)))}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    data: Annotated[
+        str | None, typer.Option(help="DATA to evaluate on; that of the run's validation unless given.")
+    ] = None,
+    split: Split = "val",
+    weights: Weights = None,
+    out: Annotated[Path | None, typer.Option(help="Also write all of it here, as JSON.")] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="Print the AP of all categories.")] = False,
+    device: Device = "auto",
+    threads: Threads = None,
+    batch_size: BatchSize = 32,
+) -> None:
+    """How good a finished run is: mAP, AP of each category, precision, recall and F1.
+
+    Example: gpu-logicmix evaluate runs/coco-10 --all
+    """
+    from gpu_logicmix import engine
+
+    options = {"device": device, "threads": threads, "batch_size": batch_size}
+    result = engine.evaluate_run(run, data, split, weights and weights.value, console=console, **options)
+    if int(os.environ.get("RANK", 0)):
+        return
+    metrics = result.metrics
+    title = f"{result.weights}: mAP {metrics.mAP:.2%} on {result.images:,} images"
+    table = Table(title=_escape(title), title_justify="left")
+    for heading in ("", "CP", "CR", "CF1", "OP", "OR", "OF1"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, row in (("probability above 0.5", metrics.threshold), ("at most three an image", metrics.top3)):
+        table.add_row(name, *(f"{value:.2%}" for value in row))
+    console.print(table)
+    order = sorted(range(len(metrics.AP)), key=lambda c: -1 if c in metrics.left_out else -metrics.AP[c])
+    order = [c for c in order if c not in metrics.left_out]
+    shown = order if show_all or len(order) <= 20 else [*order[:8], None, *order[-8:]]
+    table = Table("category", "AP")
+    for c in shown:
+        if c is None:
+            table.add_row(f"… {len(order) - 16} more (--all)", "")
+        else:
+            table.add_row(_escape(result.categories[c]), f"{metrics.AP[c]:.2%}")
+    console.print(table)
+    if metrics.left_out:
+        names = ", ".join(result.categories[c] for c in metrics.left_out)
+        console.print(f"left out, no known positive: {_escape(names)}", soft_wrap=True)
+    if out is not None:
+        ap = {
+            name: value for c, (name, value) in enumerate(zip(result.categories, metrics.AP, strict=True)) if c in order
+        }
+        values = {"weights": str(result.weights), "images": result.images, **metrics.as_dict(), "AP": ap}
+        out.write_text(json.dumps(values, indent=1) + "\n")
+        console.print(f"wrote {_escape(str(out))}")
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of images.")],
+    out: Annotated[Path | None, typer.Option(help="Write all probabilities here, .csv or .json.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Print so many categories an image.")] = 5,
+    weights: Weights = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    batch_size: BatchSize = 32,
+) -> None:
+    """What a trained model sees in images: the likeliest categories on screen, all probabilities in a file.
+
+    Example: gpu-logicmix predict runs/coco-10 holiday/ --out holiday.csv
+    """
+    from gpu_logicmix import engine
+
+    if out is not None and out.suffix not in (".csv", ".json"):
+        raise ValueError(f"--out {out}: must end in .csv or .json")
+    options = {"device": device, "threads": threads, "batch_size": batch_size}
+    names, categories, probabilities, bad = engine.predict(
+        run, images, weights and weights.value, console=console, **options
+    )
+    table = Table("image", "likeliest categories")
+    best = probabilities.sort(1, descending=True, stable=True).indices[:, :top]
+    for name, row, chosen in list(zip(names, probabilities, best.tolist(), strict=True))[:20]:
+        table.add_row(_escape(name), ", ".join(f"{_escape(categories[c])} {row[c]:.0%}" for c in chosen))
+    console.print(table)
+    if len(names) > 20:
+        console.print(f"… and {len(names) - 20:,} more{'' if out else '; --out FILE.csv writes all'}")
+    for line in bad:
+        console.print(f"[yellow]left out:[/] {_escape(line)}", highlight=False, soft_wrap=True)
+    if out is not None:
+        rows = [[round(value, 6) for value in row] for row in probabilities.tolist()]
+        with open(out, "w", newline="", encoding="utf-8") as file:
+            if out.suffix == ".csv":
+                writer = csv.writer(file)
+                writer.writerow(["image", *categories])
+                writer.writerows([name, *row] for name, row in zip(names, rows, strict=True))
+            else:
+                json.dump(
+                    {name: dict(zip(categories, row, strict=True)) for name, row in zip(names, rows, strict=True)},
+                    file,
+                    indent=1,
+                )
+        console.print(f"wrote {_escape(str(out))}: {len(names):,} images, {len(categories)} categories")
+
+
+@app.command()
+def cft(
+    run: RunFolder,
+    epochs: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
+    lr: Annotated[float, typer.Option(help="Of Adam.")] = 1e-4,
+    method: Annotated[
+        Enum("Method", {"adam": "adam", "ga": "ga"}, type=str),
+        typer.Option(help="ga: a genetic algorithm on AP itself."),
+    ] = "adam",
+    device: Device = "auto",
+    threads: Threads = None,
+    batch_size: BatchSize = 32,
+) -> None:
+    """Category-wise fine-tuning of a finished run: each category's head alone, on its known labels alone.
+
+    The weights as trained stay where they are; the new ones are written beside them (cft.safetensors).
+
+    Example: gpu-logicmix cft runs/coco-10
+    """
+    from gpu_logicmix import engine
+
+    options = {"cft_epochs": epochs, "cft_lr": lr, "cft_method": getattr(method, "value", method)}
+    options |= {"device": device, "threads": threads, "batch_size": batch_size}
+    engine.fine_tune(run, console=console, options=options)
+    _write_report(run)
+
+
+@app.command()
+def report(run: RunFolder) -> None:
+    """Write the page of a run anew: report.html in its folder. fit does this at its end.
+
+    Example: gpu-logicmix report runs/coco-10
+    """
+    _write_report(run)
 
 
 if __name__ == "__main__":

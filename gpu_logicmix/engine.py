@@ -359,7 +359,7 @@ class Run:
             counts = self.curriculum.counts()._asdict()
             log.write("curriculum", epoch=epoch, **counts)
             words = f"  pseudo-labels +{counts['positives']:,} -{counts['negatives']:,}"
-            if counts["precision"] is not None:
+            if counts["positives"] + counts["negatives"] and counts["precision"] is not None:
                 words += f" ({counts['precision']:.1%} right)"
         log.write("epoch", **line)
         if due and (scores["mAP"] > self.best or not self.best_epoch):
@@ -548,8 +548,8 @@ def fit(
         run.started = time.perf_counter()
         _log_start(run, log, command)
         total, done = _images_to_do(run)
-        with StopSignals() as stop:
-            bar = stack.enter_context(progress_bar(console, total, "training", done)) if tick is None else tick
+        own = progress_bar(console, total, "training", done) if tick is None else contextlib.nullcontext(tick)
+        with StopSignals() as stop, own as bar:
             while run.closed < config.epochs:
                 if run.step < (run.closed + 1) * run.steps:
                     run.train_epoch(log, bar, stop)
@@ -761,6 +761,20 @@ def predict(
     return [files[row] for row in rows], categories, logits[rows].sigmoid(), dataset.bad_images()
 
 
+def default_name(config: Config) -> str:
+    """Of a run's folder. The same options give the same name, so that a run is found again."""
+    known = config.protocol if config.known is None else f"{config.known:g}"
+    known = "full" if known == "uniform" else known
+    return f"{config.data.partition(':')[0]}-{known}-{config.mix}-{config.seed}"
+
+
+def report_run(folder: str | Path) -> Path:
+    """Write the page of a run, with pictures from its data where they are still there."""
+    from gpu_logicmix.report import write_report
+
+    return write_report(Path(folder))
+
+
 def fine_tune(
     folder: str | Path,
     *,
@@ -776,7 +790,9 @@ def fine_tune(
     config, model, categories, _ = load_run(folder, "model")
     for name, value in (options or {}).items():
         setattr(config, name, value)
-    world = world or World(0, 1, torch.device("cpu"))
+    if world is None:
+        with joined_world(config.device, config.threads) as world:
+            return fine_tune(folder, world=world, console=console, run=run, options=options)
     train = run.train_set if run is not None else open_train(config)[0]
     val = run.val_set if run is not None else open_val(config)
     model = model.to(world.device, memory_format=torch.channels_last)
@@ -822,8 +838,9 @@ def fine_tune(
     s = record.summary()
     console.print(
         f"fine-tuned {s['changed']} of {s['categories']} heads in {result['seconds']:.0f} s ({s['skipped']} have too "
-        f"few known labels): mAP on held-out known labels {s['held_out_map_before']:.2%} → {s['held_out_map_after']:.2%}, "
-        f"on validation {s['evaluation_map_before']:.2%} → {s['evaluation_map_after']:.2%}",
+        f"few known labels): mAP on held-out known labels {s['held_out_map_before']:.2%} → "
+        f"{s['held_out_map_after']:.2%}, on validation {s['evaluation_map_before']:.2%} → "
+        f"{s['evaluation_map_after']:.2%}",
         highlight=False,
         soft_wrap=True,
     )
