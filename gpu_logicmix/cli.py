@@ -527,5 +527,66 @@ def report(run: RunFolder) -> None:
     _write_report(run)
 
 
+@app.command()
+def study(
+    file: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The runs to do; see studies/ and docs/study.md.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for runs and results; studies/results/NAME unless given.")
+    ] = None,
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Do only share I (from 0) of N: one share a machine.")
+    ] = "0/1",
+    only_report: Annotated[
+        bool, typer.Option("--only-report", help="Do no runs: tables and plots from those that have ended.")
+    ] = False,
+    show_plan: Annotated[bool, typer.Option("--plan", help="List the runs and what is done of them.")] = False,
+    data: Annotated[str | None, typer.Option(help="DATA in place of that in the file.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Weights in place of those in the file.")] = None,
+    cache: Annotated[str | None, typer.Option(help="Folder for decoded images in place of that in the file.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device in place of that in the file.")] = None,
+    threads: Threads = None,
+) -> None:
+    """Do the runs of a study, and write tables and plots that compare them.
+
+    Can be stopped at any time; the same command goes on: runs that have ended are kept, a killed one continues.
+
+    Example: gpu-logicmix study studies/coco-mini.toml --shard 0/2
+    """
+    from gpu_logicmix import engine
+    from gpu_logicmix import study as studies
+
+    part, _, whole = shard.partition("/")
+    if not (part.isdigit() and whole.isdigit() and int(part) < int(whole)):
+        raise ValueError(f"--shard {shard}: write I/N with I from 0 to N - 1, as 0/2")
+    given = {"data": data, "weights": weights, "cache": cache, "device": device, "threads": threads}
+    planned = studies.read_study(file, **{name: value for name, value in given.items() if value is not None})
+    out = out or Path("studies") / "results" / file.stem
+    if show_plan:
+        table = Table("table", "method", "known", "seed", "mAP", "run")
+        for plan in planned:
+            end = studies.result(out / "runs" / plan.folder)
+            done = "" if end is None else f"{end.get('mAP_cft') or end['mAP']:.2%}"
+            table.add_row(
+                _escape(plan.table), _escape(plan.method), f"{plan.known:g}", f"{plan.seed}", done, plan.folder
+            )
+        console.print(table)
+        return
+    failed = []
+    try:
+        if not only_report:
+            failed = studies.run_study(planned, out, shard=(int(part), int(whole)), console=console)
+    except engine.Interrupted as stopped:
+        console.print(f"[yellow]stopped; the same command goes on ({_escape(str(stopped))})[/]", soft_wrap=True)
+        raise typer.Exit(130 if stopped.signum == signal.SIGINT else 0) from None
+    rows = studies.collect(planned, out)
+    done = len({row.run for row in rows})
+    console.print(f"{done} of {len({plan.folder for plan in planned})} runs have ended", highlight=False)
+    if rows:
+        console.print((out / "results.md").read_text(), highlight=False, markup=False, soft_wrap=True)
+        console.print(f"wrote {_escape(str(out / 'index.html'))}, results.csv, results.md and plots", highlight=False)
+    if failed:
+        raise ValueError(f"{len(failed)} runs failed; the first: {failed[0]}")
+
+
 if __name__ == "__main__":
     main()
