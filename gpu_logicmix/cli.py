@@ -564,8 +564,8 @@ def study(
     if show_plan:
         table = Table("table", "method", "known", "seed", "mAP", "run")
         for plan in planned:
-            end = studies.result(out / "runs" / plan.folder)
-            done = "" if end is None else f"{end.get('mAP_cft') or end['mAP']:.2%}"
+            end = studies.result(out / "runs" / plan.folder, plan.config.cft)
+            done = "" if end is None else f"{end['mAP_cft' if plan.config.cft else 'mAP']:.2%}"
             table.add_row(
                 _escape(plan.table), _escape(plan.method), f"{plan.known:g}", f"{plan.seed}", done, plan.folder
             )

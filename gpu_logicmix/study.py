@@ -19,9 +19,10 @@ with.
     LogicMix = { mix = "logicmix" }
     Mixup = { mix = "mixup", seed = [0] }
 
-Runs are folders in OUT/runs, named after their options; two tables that need the same run share it. A finished run is
-kept, a killed one goes on. So a study can be stopped at any time, split over machines (`--shard 0/2` on one, `--shard
-1/2` on the other) and put together again by copying folders.
+Runs are folders in OUT/runs, named after their options; two tables that need the same run share it, and so do a method
+with fine-tuning at the end and the same without. All methods get their first seed before any gets its second. A
+finished run is kept, a killed one goes on. So a study can be stopped at any time, split over machines (`--shard 0/2` on
+one, `--shard 1/2` on the other) and put together again by copying folders.
 
 What counts for a run is its mAP on the validation set after its last epoch (after fine-tuning, where that is on): with
 `keep = "last"`, which is a study's default, nothing is chosen on the images it is judged by.
@@ -47,7 +48,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gpu_logicmix.config import OPTION_TYPES, Config, read_toml
-from gpu_logicmix.data.files import write_whole, written_whole
+from gpu_logicmix.data.files import waited_lock, write_whole, written_whole
 from gpu_logicmix.engine import FREE, fit
 from gpu_logicmix.runfolder import RunError, read_log
 from gpu_logicmix.step import open_train, open_val
@@ -72,8 +73,8 @@ class Planned(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The same for runs that compute the same, whatever table they are in."""
-        parts = {k: v for k, v in asdict(self.config).items() if k not in FREE or k in ("keep", "cft", "cft_epochs")}
+        """The same for runs that train the same, whatever table they are in, fine-tuned at the end or not."""
+        parts = {k: v for k, v in asdict(self.config).items() if k not in FREE or k == "keep"}
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self.config.mix}-known{self.known:g}-seed{self.seed}-{digest}"
 
@@ -138,8 +139,7 @@ def run_study(
 ) -> list[str]:
     """Do what is not done yet of share `shard[0]` of `shard[1]`. Returns a line for each run that failed."""
     out, console = Path(out), console or Console()
-    unique = list({plan.folder: plan for plan in reversed(planned)}.values())[::-1]
-    mine = unique[shard[0] :: shard[1]]
+    mine = distinct(planned)[shard[0] :: shard[1]]
     sizes = _sizes(mine)
     failed = []
     with _grid_bar(console, sum(sizes)) as show:
@@ -147,8 +147,7 @@ def run_study(
         for number, (plan, size) in enumerate(zip(mine, sizes, strict=True), 1):
             words = f"run {number}/{len(mine)}: {plan.method}, {plan.known:.0%} known, seed {plan.seed}"
             folder = out / "runs" / plan.folder
-            if result(folder) is None:
-                console.print(f"[bold]{escape(words)}[/]", highlight=False)
+            if result(folder, plan.config.cft) is None:
                 so_far = done
 
                 def tick(images: int, words: str = words, size: int = size, start: int = so_far) -> None:
@@ -157,7 +156,12 @@ def run_study(
                     show(words, done)
 
                 try:
-                    fit(plan.config, folder, resume="auto", command="study", console=console, tick=tick)
+                    show(words, done)
+                    end = fit(plan.config, folder, resume="auto", console=Console(quiet=True), tick=tick)
+                    minutes = read_log(folder)[-1]["elapsed"] / 60
+                    fine_tuned = f", fine-tuned {end['mAP_cft']:.2%}" if plan.config.cft else ""
+                    text = f"{words}: mAP {end['mAP']:.2%}{fine_tuned}, {minutes:.1f} minutes"
+                    console.print(escape(text), highlight=False, soft_wrap=True)
                 except RunError as error:
                     failed.append(f"{words}: {error}")
                     console.print(f"[red]{escape(failed[-1])}[/]", highlight=False, soft_wrap=True)
@@ -165,6 +169,15 @@ def run_study(
             done = sum(sizes[:number])
             show(words, done)
     return failed
+
+
+def distinct(planned: Sequence[Planned]) -> list[Planned]:
+    """Every run once, with fine-tuning if any table wants it; first seeds first."""
+    runs: dict[str, Planned] = {}
+    for plan in planned:
+        if plan.folder not in runs or plan.config.cft:
+            runs[plan.folder] = plan
+    return sorted(runs.values(), key=lambda plan: plan.seed)
 
 
 def _sizes(planned: Sequence[Planned]) -> list[int]:
@@ -206,10 +219,10 @@ def _grid_bar(console: Console, total: int):
     return Bar()
 
 
-def result(folder: Path) -> dict[str, Any] | None:
-    """The last line of a finished run's log, and of its last epoch."""
+def result(folder: Path, fine_tuned: bool = False) -> dict[str, Any] | None:
+    """The last line of a finished run's log, and of its last epoch. None if it has not ended, or lacks fine-tuning."""
     lines = read_log(folder)
-    if not lines or lines[-1]["kind"] != "end":
+    if not lines or lines[-1]["kind"] != "end" or (fine_tuned and lines[-1].get("mAP_cft") is None):
         return None
     epochs = [line for line in lines if line["kind"] == "epoch"]
     return {**epochs[-1], **lines[-1]}
@@ -221,10 +234,10 @@ def collect(planned: Sequence[Planned], out: str | Path) -> list[Row]:
     out = Path(out)
     rows = []
     for plan in planned:
-        found = result(out / "runs" / plan.folder)
+        found = result(out / "runs" / plan.folder, plan.config.cft)
         if found is None:
             continue
-        counts = found["mAP_cft"] if plan.config.cft and found.get("mAP_cft") is not None else found["mAP"]
+        counts = found["mAP_cft"] if plan.config.cft else found["mAP"]
         percent = [round(100 * found[k], 4) for k in ("mAP", "mAP_best", "CF1", "OF1")]
         rows.append(
             Row(plan.table, plan.method, plan.known, plan.seed, round(100 * counts, 4), *percent, plan.config.epochs,
@@ -235,9 +248,10 @@ def collect(planned: Sequence[Planned], out: str | Path) -> list[Row]:
     writer.writerow(Row._fields)
     writer.writerows(rows)
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "results.csv", text.getvalue())
-    if rows:
-        write_results(out)
+    with waited_lock(out):  # another shard may have got here too
+        write_whole(out / "results.csv", text.getvalue())
+        if rows:
+            write_results(out)
     return rows
 
 
