@@ -341,7 +341,7 @@ def _chart(title: str, *series: Series, zero: bool = False, unit: str = "", mark
     for tick in ticks:
         _, y = place(first, tick)
         out.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>')
-        out.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{tick:g}{_text(unit)}</text>')
+        out.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{_short(tick)}{_text(unit)}</text>')
     for tick in _ticks(first, last, whole=True):
         if first <= tick <= last:
             x, _ = place(tick, ticks[0])
@@ -364,6 +364,14 @@ def _chart(title: str, *series: Series, zero: bool = False, unit: str = "", mark
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{_text(f"{title} by epoch. {said}")}">'
         f'{"".join(out)}<text x="{left - 10}" y="{bottom + 18}" text-anchor="end">epoch</text></svg></figure>'
     )
+
+
+def _short(value: float) -> str:
+    """For an axis: 0.05, 250, 20k, 1.5M."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
 
 
 def _last(points: list[tuple[float, float | None]]) -> float:
@@ -402,7 +410,7 @@ def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
     if whole:
         step = max(1, math.ceil(step))
     first = math.floor(low / step)
-    return [round(step * at, 12) for at in range(first, math.ceil(high / step - 1e-9) + 1)] or [low, high]
+    return [float(f"{step * at:.9g}") for at in range(first, math.ceil(high / step - 1e-9) + 1)] or [low, high]
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
@@ -438,10 +446,13 @@ def _headline(run: Run) -> str:
     notes = list(run.notes)
     if not end:
         notes.insert(0, f"This run has no end yet: it goes on, or was stopped, after {done} of {total} epochs.")
-    if run.predictions is None and end:
-        notes.append("There are no predictions.npz: no categories and no examples on this page.")
+    if end and run.predictions is None:
+        notes.append("There are no predictions (predictions.npz): no categories and no examples on this page.")
+    if not end and run.predictions is not None:
+        notes.append("Average precision of each category and the examples are those of an earlier end of this run.")
     alerts = "".join(_paragraph(note, "note") for note in notes)
-    return f"<header><h1>{_text(run.data)} <small>{_text(mix)}</small></h1>{alerts}{_tiles(tiles)}</header>"
+    words = f"{mix}, {_percent(start['known'])} of labels known" if _number(start.get("known")) is not None else mix
+    return f"<header><h1>{_text(run.data)} <small>{_text(words)}</small></h1>{alerts}{_tiles(tiles)}</header>"
 
 
 def _fixed(value) -> str:
@@ -522,11 +533,11 @@ def _metrics(run: Run) -> str:
     line = run.kept
     if not line:
         return ""
-    names = {"P": "precision", "R": "recall", "F1": "F1"}
+    names = {"CP": "precision, mean of categories", "CR": "recall, mean of categories", "CF1": "F1 of the two"}
+    names |= {"OP": "precision, all labels at once", "OR": "recall, all labels at once", "OF1": "F1 of the two"}
     rows = [
-        (f"{kind}{short}: {name}, {whole}", _percent(line.get(kind + short)), _percent(line.get(f"{kind}{short}_top3")))
-        for kind, whole in (("C", "mean of categories"), ("O", "all labels at once"))
-        for short, name in names.items()
+        (f"{name}: {words}", _percent(line.get(name)), _percent(line.get(f"{name}_top3")))
+        for name, words in names.items()
     ]
     end = run.end or {}
     words = f"Epoch {line['epoch']}: mAP {_percent(line.get('mAP'))}."
@@ -880,7 +891,8 @@ svg path.one {{ stroke: var(--one); }} svg path.two {{ stroke: var(--two); }} sv
 svg circle.two {{ fill: var(--two); }} svg .mark {{ fill: none; stroke: var(--ink); stroke-width: 1.5; }}
 svg path.present {{ stroke: var(--present); }} svg circle.present {{ fill: var(--present); }}
 svg path.absent {{ stroke: var(--absent); }} svg circle.absent {{ fill: var(--absent); }}
-.key {{ display: inline-block; margin-left: 8px; white-space: nowrap; }} .key.one {{ color: var(--one); }} .key.two {{ color: var(--two); }}
+.key {{ display: inline-block; margin-left: 8px; white-space: nowrap; }}
+.key.one {{ color: var(--one); }} .key.two {{ color: var(--two); }}
 .key::before {{ content: "● "; }}
 .bars {{ list-style: none; margin: 8px 0; padding: 0; columns: 2 330px; column-gap: 32px; }}
 .bars li {{
