@@ -38,20 +38,9 @@ from gpu_logicmix.report import (
 
 # Shown first where it is not known which options are the default.
 MAIN_OPTIONS = (
-    "data",
-    "known",
-    "protocol",
-    "mix",
-    "p",
-    "k_min",
-    "k_max",
-    "randaugment",
-    "cl",
-    "cft",
-    "model",
-    "weights",
+    "data known protocol mix p k_min k_max randaugment cl cft model weights size epochs batch_size accumulate"
 )
-MAIN_OPTIONS += ("size", "epochs", "batch_size", "accumulate", "lr", "loss", "seed")
+MAIN_OPTIONS = [*MAIN_OPTIONS.split(), "lr", "loss", "seed"]
 MIX_NAMES = {"logicmix": "LogicMix", "mixup": "Mixup", "ormixup": "OR Mixup", "mlmixup": "Multi-label Mixup"}
 MIX_NAMES |= {"mixup-pme": "Mixup-PME", "none": "no mixing"}
 EXAMPLES = 6  # pictures of each kind
@@ -82,10 +71,10 @@ def write_report(
         _curves(run),
         _metrics(run),
         _categories(run, train),
-        _fine_tuning(run),
-        _pseudo_labels(run),
         _batch(steps or (), run.categories),
         _examples(run, val),
+        _pseudo_labels(run),
+        _fine_tuning(run),
     ]
     title = f"{run.data} – GPU LogicMix"
     page = PAGE.format(title=_text(title), style=STYLE, body="\n".join(part for part in parts if part))
@@ -238,7 +227,7 @@ def _number(value) -> float | None:
 
 
 def _percent(value, digits: int = 1) -> str:
-    return "–" if _number(value) is None else f"{100 * value:.{digits}f} %"
+    return "–" if _number(value) is None else f"{100 * value:.{digits}f}\u00a0%"
 
 
 def _count(value) -> str:
@@ -255,8 +244,10 @@ def _duration(seconds) -> str:
 
 
 def _probability(logit: float) -> str:
-    value = 100 / (1 + math.exp(-min(max(logit, -50.0), 50.0)))
-    return f"{value:.0f} %" if 1 <= value <= 99 else f"{value:.1f} %"
+    value = 1 / (1 + math.exp(-min(max(logit, -50.0), 50.0)))
+    if not 0.001 <= value <= 0.999:
+        return f"{'<' if value < 0.5 else '>'}{_percent(0.001 if value < 0.5 else 0.999)}"
+    return _percent(value, digits=0 if 0.01 <= value <= 0.99 else 1)
 
 
 # ----------------------------------------------------------------------------------------------------- pieces of a page
@@ -701,6 +692,8 @@ def _batch(steps: Sequence[Step], categories: Sequence[str]) -> str:
 
 
 def _labels(targets: Tensor, categories: Sequence[str]) -> str:
+    if len(categories) != len(targets):
+        return ""  # names are not at hand
     targets = targets.detach().cpu().float()
     unknown = [categories[c] for c in (targets.isnan() | (targets < 0)).nonzero().flatten()]
     # Soft labels, as Mixup makes them, with their share.
@@ -711,7 +704,7 @@ def _labels(targets: Tensor, categories: Sequence[str]) -> str:
     if unknown:
         parts.append(f'<div class="unknown">{len(unknown)} unknown: {_text(_some(unknown, 3))}</div>')
     parts.append(f'<div class="absent">{int((targets == 0).sum())} absent</div>')
-    return "".join(parts) if categories else ""
+    return "".join(parts)
 
 
 def _some(words: Sequence[str], most: int) -> str:
@@ -765,22 +758,19 @@ def _examples(run: Run, val: ImageDataset | None) -> str:
     if not any(examples):
         return ""
     pictures, problem = _pictures(found, val, sorted({row for part in examples for row, _ in part}))
-    titles = (
-        ("Best: present, and most surely found", "the highest probabilities among labels that are present."),
-        ("Worst: absent, and most surely claimed", "the highest probabilities among labels that are absent."),
-        ("Worst: present, and most surely missed", "the lowest probabilities among labels that are present."),
-    )
+    titles = ("Best: present, highest probability", "Worst: absent, highest probability")
+    titles += ("Worst: present, lowest probability",)
     parts = []
-    for (title, meaning), pairs in zip(titles, examples, strict=True):
+    for title, pairs in zip(titles, examples, strict=True):
         figures = "".join(
             _figure(pictures.get(row), _guess(found, row, category), found.ids[row]) for row, category in pairs
         )
-        parts.append(
-            f"<h3>{title}</h3><p class='remark'>Here: {meaning}</p><div class='pictures large'>{figures}</div>"
-        )
+        parts.append(f'<h3>{title}</h3><div class="pictures large">{figures}</div>' if pairs else "")
     words = (
-        "Validation images, no image and no category twice in a row. Under each: the label it is here for, what is "
-        "present, and what else got the highest probabilities. Some of the worst are mistakes of the labels."
+        "Of all labels of the validation images that are known to be present, those with the highest and the lowest "
+        "probability; of those known to be absent, the highest. In each list no image and no category twice. Under an "
+        "image: the label it is here for, what else is present, the highest probabilities of all others. Among the "
+        "worst may be mistakes of the labels."
     )
     return _section(
         "Best and worst predictions",
@@ -811,15 +801,13 @@ def _guess(found: Predictions, row: int, category: int) -> str:
     def words(c: int) -> str:
         return f"{found.categories[c]} {_probability(logits[c]) if np.isfinite(logits[c]) else '–'}"
 
-    order = [int(c) for c in np.argsort(-np.nan_to_num(logits, nan=-np.inf), kind="stable")]
+    order = [int(c) for c in np.argsort(-np.nan_to_num(logits, nan=-np.inf), kind="stable") if c != category]
     present = [words(c) for c in order if targets[c] == 1]
-    kinds = {0: "absent", -1: "unknown"}
-    others = [
-        f'<div class="{kinds[int(targets[c])]}">{_text(words(c))}, {kinds[int(targets[c])]}</div>'
-        for c in [c for c in order if targets[c] != 1][:3]
-    ]
-    here = f'<div class="strong">{_text(words(category))}</div>'
-    return here + f'<div class="present">{_text(_some(present, 8))}</div>' + "".join(others)
+    kinds = {1: "present", 0: "absent", -1: "unknown"}
+    others = [(kinds[int(targets[c])], words(c)) for c in [c for c in order if targets[c] != 1][:3]]
+    lines = [("strong", f"{words(category)}, {kinds[int(targets[category])]}"), ("present", _some(present, 8))]
+    lines += [(kind, f"{text}, {kind}") for kind, text in others]
+    return "".join(f'<div class="{kind}">{_text(text)}</div>' for kind, text in lines if text)
 
 
 # --------------------------------------------------------------------------------------------------------------- frame
@@ -886,6 +874,7 @@ figure {{ margin: 0; min-width: 0; }}
 .chart figcaption {{ font-size: .9rem; }}
 svg {{ display: block; width: 100%; height: auto; }}
 svg text {{ font-size: 12.5px; fill: var(--soft); }} svg .strong {{ fill: var(--ink); }}
+@media (min-width: 880px) {{ svg text {{ font-size: 10px; }} }}
 svg .grid {{ stroke: var(--line); }} svg path {{ fill: none; stroke-width: 2; stroke-linejoin: round; }}
 svg path.one {{ stroke: var(--one); }} svg path.two {{ stroke: var(--two); }} svg circle.one {{ fill: var(--one); }}
 svg circle.two {{ fill: var(--two); }} svg .mark {{ fill: none; stroke: var(--ink); stroke-width: 1.5; }}

@@ -218,7 +218,7 @@ class Page(HTMLParser):
     def __init__(self, path):
         super().__init__()
         self.tags, self.attributes, self.text, self.open = [], [], "", []
-        self.source = path.read_text(encoding="utf-8")
+        self.source = path.read_text(encoding="utf-8").replace("\u00a0", " ")
         self.feed(self.source)
         self.close()
         assert self.open == []
