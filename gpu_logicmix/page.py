@@ -37,10 +37,8 @@ from gpu_logicmix.report import (
 )
 
 # Shown first where it is not known which options are the default.
-MAIN_OPTIONS = (
-    "data known protocol mix p k_min k_max randaugment cl cft model weights size epochs batch_size accumulate"
-)
-MAIN_OPTIONS = [*MAIN_OPTIONS.split(), "lr", "loss", "seed"]
+MAIN_OPTIONS = ["data", "known", "protocol", "mix", "p", "k_min", "k_max", "randaugment", "cl", "cft", "model"]
+MAIN_OPTIONS += ["weights", "size", "epochs", "batch_size", "accumulate", "lr", "loss", "seed"]
 MIX_NAMES = {"logicmix": "LogicMix", "mixup": "Mixup", "ormixup": "OR Mixup", "mlmixup": "Multi-label Mixup"}
 MIX_NAMES |= {"mixup-pme": "Mixup-PME", "none": "no mixing"}
 EXAMPLES = 6  # pictures of each kind
@@ -187,7 +185,7 @@ def _read_predictions(path: Path) -> Predictions:
 def _read_log(path: Path, run: Run) -> None:
     damaged = 0
     counters = {"step": (run.steps, "step"), "epoch": (run.epochs, "epoch"), "curriculum": (run.curriculum, "epoch")}
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         if not text.strip():
             continue
         try:
@@ -867,7 +865,7 @@ dl {{ margin: 0; }} dd {{ margin: 0; }}
 .pairs dt {{ color: var(--soft); }}
 .wide {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; margin: 8px 0; }}
-th, td {{ text-align: right; padding: 4px 10px; border-bottom: 1px solid var(--line); overflow-wrap: normal; }}
+th, td {{ text-align: right; padding: 4px 0 4px 14px; border-bottom: 1px solid var(--line); overflow-wrap: normal; }}
 th:first-child, td:first-child {{ text-align: left; padding-left: 0; }} th {{ color: var(--soft); font-weight: 400; }}
 .charts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 16px 24px; }}
 figure {{ margin: 0; min-width: 0; }}
@@ -883,6 +881,7 @@ svg path.absent {{ stroke: var(--absent); }} svg circle.absent {{ fill: var(--ab
 .key {{ display: inline-block; margin-left: 8px; white-space: nowrap; }}
 .key.one {{ color: var(--one); }} .key.two {{ color: var(--two); }}
 .key::before {{ content: "● "; }}
+@media (max-width: 480px) {{ table {{ font-size: .82rem; }} th, td {{ padding-left: 8px; }} }}
 .bars {{ list-style: none; margin: 8px 0; padding: 0; columns: 2 330px; column-gap: 32px; }}
 .bars li {{
   display: grid; grid-template-columns: 8em 1fr auto 3.2em; gap: 8px; align-items: center; font-size: .85rem;
