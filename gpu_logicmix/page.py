@@ -350,7 +350,7 @@ def _chart(title: str, *series: Series, zero: bool = False, unit: str = "", mark
     said = "; ".join(f"{s.name}: {y:.4g}{unit} at the end" for s in series for y in [_last(s.points)])
     keys = "".join(f'<span class="key {s.colour}">{_text(s.name)}</span>' for s in series)
     return (
-        f'<figure class="chart"><figcaption><b>{_text(title)}</b> {keys if len(series) > 1 else ""}</figcaption>'
+        f'<figure class="chart"><figcaption><b>{_text(title)}</b>{" (logarithmic)" if log else ""} {keys if len(series) > 1 else ""}</figcaption>'
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{_text(f"{title} by epoch. {said}")}">'
         f'{"".join(out)}<text x="{left - 10}" y="{bottom + 18}" text-anchor="end">epoch</text></svg></figure>'
     )
@@ -439,7 +439,7 @@ def _headline(run: Run) -> str:
     if end and run.predictions is None:
         notes.append("There are no predictions (predictions.npz): no categories and no examples on this page.")
     if not end and run.predictions is not None:
-        notes.append("Average precision of each category and the examples are those of an earlier end of this run.")
+        notes.append("The predictions shown here may be of before the run was resumed.")
     alerts = "".join(_paragraph(note, "note") for note in notes)
     words = f"{mix}, {_percent(start['known'])} of labels known" if _number(start.get("known")) is not None else mix
     return f"<header><h1>{_text(run.data)} <small>{_text(words)}</small></h1>{alerts}{_tiles(tiles)}</header>"
