@@ -349,8 +349,9 @@ def _chart(title: str, *series: Series, zero: bool = False, unit: str = "", mark
         out.append(f'<text class="strong" x="{x}" y="{below}" text-anchor="{anchor}">{value:.1f}{_text(unit)}</text>')
     said = "; ".join(f"{s.name}: {y:.4g}{unit} at the end" for s in series for y in [_last(s.points)])
     keys = "".join(f'<span class="key {s.colour}">{_text(s.name)}</span>' for s in series)
+    words = (" (logarithmic)" if log else "") + (f" {keys}" if len(series) > 1 else "")
     return (
-        f'<figure class="chart"><figcaption><b>{_text(title)}</b>{" (logarithmic)" if log else ""} {keys if len(series) > 1 else ""}</figcaption>'
+        f'<figure class="chart"><figcaption><b>{_text(title)}</b>{words}</figcaption>'
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{_text(f"{title} by epoch. {said}")}">'
         f'{"".join(out)}<text x="{left - 10}" y="{bottom + 18}" text-anchor="end">epoch</text></svg></figure>'
     )
