@@ -218,7 +218,8 @@ def preview(
 
     Example: gpu-logicmix preview voc2007:/data/VOCdevkit --known 0.3 --out preview.png
     """
-    from gpu_logicmix.report import preview_picture
+    from gpu_logicmix.randaugment import RandAugment, RandomHorizontalFlip
+    from gpu_logicmix.report import batch_steps, preview_picture
 
     dataset = _open(data, split, size, option, on_bad_image.value)
     if dataset.categories:
@@ -228,32 +229,11 @@ def preview(
     if not len(images):
         raise DataError(f"{data}: none of the {count} images drawn can be read; try another --seed")
     names = [f"{number + 1}: {dataset.ids[row]}" for number, row in enumerate(index.tolist())]
-    steps = _steps(images, targets, names, GPULogicMix(p, k_min, k_max))
+    mix = GPULogicMix(p, k_min, k_max)
+    steps = batch_steps(images, targets, names, RandomHorizontalFlip(), RandAugment(), mix)
     preview_picture(steps, dataset.categories).save(out)
     console.print(f"wrote {_escape(str(out))}: {len(images)} images, {' → '.join(step.title for step in steps)}")
     _list_bad(dataset)
-
-
-def _steps(images: torch.Tensor, targets: torch.Tensor, names: list[str], mix: GPULogicMix) -> list:
-    """The batch after each step of the training run, in its order."""
-    from gpu_logicmix.randaugment import RandAugment, RandomHorizontalFlip
-    from gpu_logicmix.report import Step
-
-    steps = [Step("original", images, targets, names)]
-    flip, augment = RandomHorizontalFlip(), RandAugment()
-    flipped = flip.plan(len(images))
-    images = flip(images, flipped)
-    steps.append(Step("flip", images, targets, ["flipped" if f else "as it is" for f in flipped]))
-    drawn = augment.plan(len(images))
-    images = augment(images, drawn)
-    captions = [", ".join(augment.ops[i] for i in row) for row in drawn.operations.tolist()]
-    steps.append(Step("RandAugment", images, targets, captions))
-    plan = mix.plan(len(images), images.device)
-    images, targets = mix(images, targets, plan)
-    members = [(row[:size] + 1).tolist() for row, size in zip(plan.index, plan.size, strict=True)]
-    captions = ["images " + " + ".join(map(str, m)) if len(m) > 1 else "as it is" for m in members]
-    steps.append(Step("LogicMix", images, targets, captions))
-    return steps
 
 
 @app.command()
@@ -384,7 +364,7 @@ def fit(
 
 def _write_report(folder: Path) -> None:
     if int(os.environ.get("RANK", 0)) == 0:
-        from gpu_logicmix.engine import report_run
+        from gpu_logicmix.page import report_run
 
         console.print(f"report: {_escape(str(report_run(folder)))}", highlight=False, soft_wrap=True)
 

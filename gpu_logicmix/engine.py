@@ -768,13 +768,6 @@ def default_name(config: Config) -> str:
     return f"{config.data.partition(':')[0]}-{known}-{config.mix}-{config.seed}"
 
 
-def report_run(folder: str | Path) -> Path:
-    """Write the page of a run, with pictures from its data where they are still there."""
-    from gpu_logicmix.report import write_report
-
-    return write_report(Path(folder))
-
-
 def fine_tune(
     folder: str | Path,
     *,

@@ -17,7 +17,7 @@ import math
 import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_logicmix.data import ImageDataset
+from gpu_logicmix.config import Config, make_config
+from gpu_logicmix.data import DataError, ImageDataset
 from gpu_logicmix.metrics import average_precision
 from gpu_logicmix.report import (
     ABSENT_TEXT,
@@ -33,8 +34,11 @@ from gpu_logicmix.report import (
     UNKNOWN,
     UNKNOWN_TEXT,
     Step,
+    batch_steps,
     to_picture,
 )
+from gpu_logicmix.runfolder import RunError
+from gpu_logicmix.step import Augment, open_train, open_val
 
 # Shown first where it is not known which options are the default.
 MAIN_OPTIONS = ["data", "known", "protocol", "mix", "p", "k_min", "k_max", "randaugment", "cl", "cft", "model"]
@@ -45,6 +49,26 @@ EXAMPLES = 6  # pictures of each kind
 THUMBNAIL = 192  # pixels
 SAME = 1e-6  # changes of AP up to this are none
 ALL_ROWS = 100  # so many categories are shown whole; of more, the middle is folded
+
+
+def report_run(folder: str | Path) -> Path:
+    """The page of a run, with pictures from its data if they are still where they were."""
+    folder = Path(folder)
+    if not (folder / "config.toml").exists():
+        raise RunError(f"{folder}: no run (it has no config.toml)")
+    config = make_config({}, file=folder / "config.toml")
+    train = val = steps = None
+    try:
+        (train, _), val = open_train(config), open_val(config)
+        torch.manual_seed(config.seed)
+        images, targets, index = train[torch.randperm(len(train))[:8].tolist()]
+        augment = Augment(config)
+        names = [f"{number}: {train.ids[row]}" for number, row in enumerate(index.tolist(), 1)]
+        parts = [part if hasattr(part, "plan") else None for part in (augment.flip, augment.randaugment, augment.mix)]
+        steps = batch_steps(images, targets, names, *parts) if len(images) else None
+    except (DataError, OSError):  # the page says that pictures are missing
+        pass
+    return write_report(folder, train, val, steps, defaults={f.name: f.default for f in fields(Config)})
 
 
 def write_report(
