@@ -174,9 +174,11 @@ class Run:
         updates = config.epochs * -(-self.steps // config.accumulate)
         if config.schedule == "onecycle":
             rates = [group["lr"] for group in self.optimizer.param_groups]
-            # Two steps at least: 1cycle divides by the length of both its phases.
+            total = max(updates, 2) + 1
+            # 1cycle divides by the length of both its phases, counted in updates less one.
+            rise = min(max(config.warmup, 1.5 / total), 1 - 1.5 / total)
             self.scheduler = torch.optim.lr_scheduler.OneCycleLR(
-                self.optimizer, rates, total_steps=max(updates, 2) + 1, pct_start=config.warmup
+                self.optimizer, rates, total_steps=total, pct_start=rise
             )
         else:
             self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda update: 1.0)

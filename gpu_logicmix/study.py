@@ -118,10 +118,10 @@ def read_study(file: str | Path, **overrides: Any) -> list[Planned]:
             for name in options:
                 if name not in OPTION_TYPES:
                     raise ValueError(f"{file}, table {title!r}, {method!r}: fit has no option {name!r}")
-            for known in _list(options.get("known")):
+            for known in _list(options.get("known", 1.0)):
                 for seed in _list(options.get("seed", 0)):
                     config = Config(**{**options, "known": known, "seed": seed})
-                    planned.append(Planned(title, method, math.nan if known is None else known, seed, config))
+                    planned.append(Planned(title, method, known, seed, config))
     return planned
 
 
@@ -165,7 +165,7 @@ def run_study(
                 except RunError as error:
                     failed.append(f"{words}: {error}")
                     console.print(f"[red]{escape(failed[-1])}[/]", highlight=False, soft_wrap=True)
-                collect(planned, out)
+                collect(planned, out, pictures=False)
             done = sum(sizes[:number])
             show(words, done)
     return failed
@@ -229,8 +229,8 @@ def result(folder: Path, fine_tuned: bool = False) -> dict[str, Any] | None:
 
 
 # -------------------------------------------------------------------------------------------------------------- results
-def collect(planned: Sequence[Planned], out: str | Path) -> list[Row]:
-    """Read the finished runs and write results.csv, tables, plots and the page anew."""
+def collect(planned: Sequence[Planned], out: str | Path, *, pictures: bool = True) -> list[Row]:
+    """Read the finished runs and write results.csv, the tables and, with `pictures`, plots and the page anew."""
     out = Path(out)
     rows = []
     for plan in planned:
@@ -251,7 +251,7 @@ def collect(planned: Sequence[Planned], out: str | Path) -> list[Row]:
     with waited_lock(out):  # another shard may have got here too
         write_whole(out / "results.csv", text.getvalue())
         if rows:
-            write_results(out)
+            write_results(out, pictures=pictures)
     return rows
 
 
@@ -263,11 +263,13 @@ def read_results(file: str | Path) -> list[Row]:
     return [Row(**{name: kinds.get(name, float)(line[name]) for name in Row._fields}) for line in lines]
 
 
-def write_results(folder: str | Path) -> None:
+def write_results(folder: str | Path, *, pictures: bool = True) -> None:
     """Tables, plots and page from results.csv alone."""
     folder = Path(folder)
     rows = read_results(folder / "results.csv")
     write_whole(folder / "results.md", markdown(rows))
+    if not pictures:
+        return
     figures = {}
     for number, (title, part) in enumerate(by(rows, "table").items(), 1):
         figures[title] = plot_table(title, part)
