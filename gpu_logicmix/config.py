@@ -96,6 +96,10 @@ class Config:
     )
     freeze: int = _option("Model", 0, "Stages of the backbone not to train, from the image on; -1: all.", low=-1)
 
+    batch_norm: str = _option(
+        "Model", "train", "eval: keep the statistics of the weights; for few images.", choices=("train", "eval")
+    )
+
     epochs: int = _option("Optimiser", 60, "Passes through the data.", low=1)
     batch_size: int = _option("Optimiser", 32, "Images a step, in each process.", low=1)
     accumulate: int = _option("Optimiser", 4, "Steps whose gradients make one update.", low=1)

@@ -480,6 +480,7 @@ def make_model(config: Config, categories: int, weights: str | Path | None = Non
         dropout=config.dropout,
         image_size=config.size,
         freeze=config.freeze,
+        batch_norm=config.batch_norm,
     )
 
 
