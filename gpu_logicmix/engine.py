@@ -533,8 +533,8 @@ def fit(
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0 and resume == "never":
         resume = "auto"  # torchrun has started us again after a failure
     with (
-        StopSignals(folder) as stop,
         joined_world(config.device, config.threads) as world,
+        StopSignals(folder) as stop,
         contextlib.ExitStack() as stack,
     ):
         console = (console or Console()) if world.main else Console(quiet=True)

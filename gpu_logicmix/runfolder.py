@@ -53,8 +53,11 @@ def _or_say(path: Path) -> Iterator[None]:
     """A full disk, in one line that names the file."""
     try:
         yield
-    except (OSError, RuntimeError) as error:  # torch reports a short write as a RuntimeError
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    except (OSError, RuntimeError) as error:
+        cause: BaseException = error
+        while cause.__context__ is not None and not isinstance(cause, OSError):
+            cause = cause.__context__  # torch has an error of its own on top
+        reason = getattr(cause, "strerror", None) or str(error).splitlines()[0]
         raise RunError(
             f"{path}: cannot be written ({reason}); what was saved before is whole. Make room, then go on with --resume"
         ) from error

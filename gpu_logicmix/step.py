@@ -77,9 +77,13 @@ def joined_world(device: str = "auto", threads: int | None = None) -> Iterator[W
     if size == 1:
         yield World(0, 1, chosen)
         return
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    # torchrun keeps one store over all its restarts: without a name of its own, a process would find the addresses of
+    # those that are dead.
+    store, rank, size = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
     try:
-        yield World(dist.get_rank(), size, chosen)
+        yield World(rank, size, chosen)
     finally:
         dist.destroy_process_group()
 

@@ -38,6 +38,7 @@ def _main(arguments: list[str], output: str, environment: dict[str, str], limit:
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    multiprocessing.set_start_method("fork", force=True)  # for workers, as it is in a process that a shell starts
     sys.argv = ["gpu-logicmix", *arguments]
     from gpu_logicmix import cli
 
