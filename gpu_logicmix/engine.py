@@ -181,8 +181,8 @@ class Run:
         if config.schedule == "onecycle":
             rates = [group["lr"] for group in self.optimizer.param_groups]
             total = max(updates, 2) + 1
-            # 1cycle divides by the length of its phases: a rise of one step, which has none, gets a little of it.
-            rise = config.warmup if abs(config.warmup * total - 1) > 1e-6 else (1 + 1e-6) / total
+            # 1cycle divides by the length of both its phases, counted in updates less one.
+            rise = min(max(config.warmup, 1.5 / total), 1 - 1.5 / total)
             self.scheduler = torch.optim.lr_scheduler.OneCycleLR(
                 self.optimizer, rates, total_steps=total, pct_start=rise
             )
@@ -784,13 +784,6 @@ def default_name(config: Config) -> str:
     known = config.protocol if config.known is None else f"{config.known:g}"
     known = "full" if known == "uniform" else known
     return f"{config.data.partition(':')[0]}-{known}-{config.mix}-{config.seed}"
-
-
-def report_run(folder: str | Path) -> Path:
-    """Write the page of a run, with pictures from its data where they are still there."""
-    from gpu_logicmix.report import write_report
-
-    return write_report(Path(folder))
 
 
 def fine_tune(
