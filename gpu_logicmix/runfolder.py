@@ -102,8 +102,8 @@ def read_last(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | Non
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """This process alone works in the folder. The system lets go of the lock when it dies, however it dies; and at once,
-    since the processes that decode for it, which may live for seconds more, do not inherit POSIX locks."""
+    """This process alone works in the folder. The system lets go of the lock when it dies, however it dies; and that at
+    once: the processes that decode for it, which may live for seconds more, do not inherit POSIX locks."""
     try:
         import fcntl
     except ImportError:  # Windows: it is up to the user

@@ -16,16 +16,18 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["launch", "gpu_logicmix.cli", "gpu_logicmix.engine", "gpu_logicmix.report"])
 
 # A run that takes seconds, and has everything in it that is random or keeps a state.
-SMALL = (
-    "fit shapes -o count=40 --size 32 --known 0.5 --model test_resnet --weights none --head linear --dropout 0.1 "
-    "--batch-size 8 --accumulate 2 --epochs 3 --theta-pos 0.2 --theta-neg -0.2 --cft-epochs 5 --log-every 1 "
-    "--workers 0 --threads 1"
-).split()
+_SMALL = """
+    fit shapes -o count=40 --size 32 --known 0.5 --model test_resnet --weights none --head linear --dropout 0.1
+    --batch-size 8 --accumulate 2 --epochs 3 --theta-pos 0.2 --theta-neg -0.2 --cft-epochs 5 --log-every 1
+    --workers 0 --threads 1
+"""
 # One without chance, and without batch norm, which would see another batch on each rank.
-PLAIN = (
-    "fit shapes -o count=40 --size 32 --known 0.5 --model test_vit --weights none --head linear --mix none "
-    "--no-flip --no-randaugment --batch-size 8 --epochs 2 --no-cft --log-every 5 --workers 0 --threads 1"
-).split()
+_PLAIN = """
+    fit shapes -o count=40 --size 32 --known 0.5 --model test_vit --weights none --head linear --mix none
+    --no-flip --no-randaugment --batch-size 8 --epochs 2 --no-cft --log-every 5 --workers 0 --threads 1
+"""
+
+SMALL, PLAIN = _SMALL.split(), _PLAIN.split()
 
 
 def _main(arguments: list[str], output: str, environment: dict[str, str], limit: int | None, hook) -> None:

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from gpu_logicmix import cli, engine
-from gpu_logicmix.config import make_config
 from gpu_logicmix.runfolder import read_checkpoint, read_log
 
 TIMES = {"images_per_second", "waiting", "seconds", "waited", "elapsed", "memory", "config"}
@@ -141,7 +140,8 @@ def test_killed_ten_times_at_random_moments(tmp_path, reference):
     kills = 0
     for step in sorted(chance.randint(0, last - 2) for _ in range(10)):
         with Command(tmp_path, *SMALL, *ALWAYS, "--out", folder, "--resume", "auto") as command:
-            until(lambda: steps_in(folder) >= step or command.process.exitcode is not None, what=f"step {step}")
+            while steps_in(folder) < step and command.process.exitcode is None:
+                command.process.join(0.005)
             command.process.join(chance.uniform(0, 0.2))
             kills += command.process.exitcode is None
             command.process.kill()
@@ -443,8 +443,7 @@ def test_what_each_of_two_processes_does(tmp_path):
     notes = [[json.loads(line) for line in (tmp_path / f"notes-{r}").read_text().splitlines()] for r in range(2)]
     first, second = ({kind: [v for k, v in rank if k == kind] for kind in ("plan", "label", "write")} for rank in notes)
     # Each sample is labeled exactly once, by one of the two.
-    labeled = sum(first["label"] + second["label"], [])
-    assert sorted(labeled) == list(range(37))
+    assert sorted(i for indices in first["label"] + second["label"] for i in indices) == list(range(37))
     assert all(len(indices) <= 4 for indices in first["label"] + second["label"])
     # The first one writes, the other does not.
     assert first["write"]
