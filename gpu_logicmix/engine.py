@@ -595,7 +595,7 @@ def _state_to_go_on_from(folder: Path, resume: str, warn: Callable[[str], None])
 def finished(folder: Path, before: dict[str, Any], config: Config) -> dict[str, Any] | None:
     """The last line of a run's log if all of it, with these options, is done."""
     lines = read_log(folder)
-    parts = ("keep", "cft", "cft_epochs", "cft_lr", "cft_method")
+    parts = ("data", "val", "keep", "cft", "cft_epochs", "cft_lr", "cft_method")
     same = all(before.get(f) == v for f, v in asdict(config).items() if f not in FREE or f in parts)
     return lines[-1] if same and lines and lines[-1]["kind"] == "end" else None
 

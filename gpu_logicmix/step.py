@@ -99,6 +99,8 @@ def open_labeled(config: Config, spec: str, split: str) -> ImageDataset:
         if name in ("spec", "split", "size", "on_bad_image"):
             raise DataError(f"option {option!r}: no option of a dataset")
         options[name] = value
+    if spec.partition(":")[0] != config.data.partition(":")[0]:
+        options = {}  # they are those of another format
     dataset = open_dataset(spec, split, config.size, on_bad_image=config.on_bad_image, **options)
     if not len(dataset):
         raise DataError(f"{spec} {split}: has no images")

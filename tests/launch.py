@@ -44,6 +44,7 @@ def _main(arguments: list[str], output: str, environment: dict[str, str], limit:
     sys.argv = ["gpu-logicmix", *arguments]
     from gpu_logicmix import cli
 
+    cli.console = cli.Console(width=200)
     cli._write_report = lambda folder: None  # it has tests of its own, and takes longer than the run
     if hook is not None:
         hook[0](*hook[1:])
