@@ -460,7 +460,7 @@ class Run:
         if state["steps"] != self.steps:
             raise RunError(
                 f"{self.folder}: its checkpoint has {state['steps']} steps in an epoch, this run {self.steps}; start "
-                "as many processes as before, or change --batch-size so that the batch of all of them is as before"
+                "as many processes as before"
             )
         self.model.load_state_dict(state["model"])
         if self.ema is not None:

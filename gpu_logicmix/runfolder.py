@@ -189,7 +189,8 @@ class Log:
     def _write_csv(self) -> None:
         epochs = [line for line in read_log(self.folder) if line["kind"] == "epoch"]
         text = io.StringIO()
-        writer = csv.DictWriter(text, [key for key in epochs[-1] if key != "kind"], extrasaction="ignore")
+        columns = dict.fromkeys(key for line in epochs for key in line)  # not every epoch was validated
+        writer = csv.DictWriter(text, [key for key in columns if key != "kind"], extrasaction="ignore")
         writer.writeheader()
         writer.writerows(epochs)
         write_whole(self.folder / "epochs.csv", text.getvalue())

@@ -1,5 +1,6 @@
 """engine.py: runs that are killed, stopped, damaged, short of disk; one process against two; and its arithmetic."""
 
+import contextlib
 import json
 import os
 import random
@@ -14,11 +15,16 @@ import pytest
 import torch
 from conftest import ROOT
 from launch import PLAIN, SMALL, Command, good, ranks, run, until
+from PIL import Image
 from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from gpu_logicmix import cli, engine
+from gpu_logicmix.config import make_config
 from gpu_logicmix.runfolder import read_checkpoint, read_log
+from gpu_logicmix.step import World
 
 TIMES = {"images_per_second", "waiting", "seconds", "waited", "elapsed", "memory", "config"}
 ALWAYS = ("--save-every", "1e-9")  # a checkpoint after each update
@@ -470,6 +476,12 @@ def test_two_processes_make_the_pseudo_labels_of_one(tmp_path):
     assert same(one, two)
 
 
+def test_other_number_of_processes_is_refused(half, tmp_path):
+    for command in ranks(tmp_path, 2, "fit", "--out", half, "--resume"):
+        assert command.process.exitcode == 1
+        assert "has 5 steps in an epoch, this run 2; start as many processes as before" in command.err
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_one_of_two_processes_is_told_to_stop(tmp_path, signum):
     """They agree on a step, save there, and go on from there."""
@@ -526,3 +538,256 @@ def rank_process(torchrun: int, rank: int) -> int:
         except OSError:
             continue
     raise AssertionError(f"no rank {rank} below process {torchrun}")
+
+
+# ------------------------------------------------------------------------------------------------------- its arithmetic
+def a_run(tmp_path: Path, **options) -> engine.Run:
+    """In this process, ready to be stepped through."""
+    config = make_config(
+        {
+            "data": "shapes", "option": ["count=40"], "size": 32, "known": 0.5, "model": "test_resnet",
+            "weights": "none", "head": "linear", "batch_size": 8, "accumulate": 1, "workers": 0, **options,
+        }
+    )  # fmt: skip
+    torch.set_num_threads(1)
+    return engine.Run(config, tmp_path, World(0, 1, torch.device("cpu")), lambda text: None)
+
+
+def step_through(run: engine.Run, steps: int) -> None:
+    run.model.train()
+    while steps:
+        epoch, start = divmod(run.step, run.steps)
+        run.loader.sampler.set_epoch(epoch, start)
+        for batch in run.loader:
+            run.batch(*batch, update=(run.step + 1) % run.config.accumulate == 0)
+            steps -= 1
+            if not steps:
+                return
+
+
+@pytest.mark.parametrize("warmup", [True, False])
+def test_moving_average_is_timms_formula(tmp_path, warmup):
+    run = a_run(tmp_path, ema_decay=0.9, ema_warmup=warmup, accumulate=2, lr=0.01, schedule="constant")
+    average = {k: v.double().clone() for k, v in run.model.state_dict().items() if v.is_floating_point()}
+    for update in range(1, 9):
+        step_through(run, 2)  # two batches are one update, and one step of the average
+        # The first one is a copy.
+        decay = 0 if update == 1 else min(0.9, 1 - update ** (-2 / 3)) if warmup else 0.9
+        for name, value in run.model.state_dict().items():
+            if name in average:
+                average[name].lerp_(value.double(), 1 - decay)
+    assert run.updates == 8
+    for name, value in average.items():
+        torch.testing.assert_close(run.shown.state_dict()[name].double(), value, rtol=1e-5, atol=1e-6)
+
+
+def test_no_moving_average(tmp_path):
+    run = a_run(tmp_path, ema_decay=0.0)
+    assert run.shown is run.model
+    good(tmp_path, *SMALL, "--epochs", 1, "--ema-decay", 0, "--out", tmp_path / "run")
+    assert read_checkpoint(tmp_path / "run" / "last.pt")["ema"] is None
+
+
+@pytest.mark.parametrize(("epochs", "accumulate"), [(1, 5), (1, 1), (3, 2), (4, 5), (9, 5)])
+def test_rate_rises_to_its_peak_and_falls_to_nothing(tmp_path, epochs, accumulate):
+    """Also in runs of few updates: 1, 5, 9, 4 and 9."""
+    run = a_run(tmp_path, epochs=epochs, accumulate=accumulate, lr=0.1, backbone_lr=0.01)
+    rates = []
+    update = run._update
+
+    def noted():
+        rates.append([group["lr"] for group in run.optimizer.param_groups])
+        update()
+
+    run._update = noted
+    log = engine.Log(tmp_path, False, False)
+    for _ in range(epochs):
+        run.train_epoch(log, lambda images: None, engine.StopSignals(tmp_path))
+    assert len(rates) == epochs * -(-5 // accumulate) == run.updates
+    head = [rate[-1] for rate in rates]
+    peak = head.index(max(head))
+    assert head[: peak + 1] == sorted(head[: peak + 1])
+    assert head[peak:] == sorted(head[peak:], reverse=True)
+    if len(rates) > 4:
+        assert head[0] < 0.05
+        assert max(head) > 0.09
+    assert [group["lr"] for group in run.optimizer.param_groups][-1] <= (0.1 / 25 / 1e4) * (
+        1.001 if len(rates) > 1 else 1e6
+    )
+    assert all(rate[0] == pytest.approx(rate[-1] / 10) for rate in rates)
+
+
+def test_decay_is_not_on_biases_and_norms(tmp_path):
+    run = a_run(tmp_path, weight_decay=0.5)
+    for group in run.optimizer.param_groups:
+        assert group["weight_decay"] == (0.0 if all(p.ndim < 2 for p in group["params"]) else 0.5)
+
+
+def test_short_last_batch_is_dropped_unless_it_is_all_there_is(tmp_path):
+    run = a_run(tmp_path, option=["count=21"])
+    assert run.steps == 2
+    seen = torch.cat([index for _, _, index in run.loader])
+    assert len(seen.unique()) == 16
+    run = a_run(tmp_path, option=["count=5"], epochs=2)
+    assert run.steps == 1
+    step_through(run, 2)
+    assert run.first_bad == -1
+
+
+@pytest.mark.parametrize("model", ["test_resnet", "test_vit"])
+def test_one_image(tmp_path, model):
+    """Batch norm cannot do with one; the run can."""
+    good(tmp_path, *SMALL, "-o", "count=1", "--model", model, "--known", 1, "--seed", 1, "--out", tmp_path / "run")
+    assert read_log(tmp_path / "run")[-1]["kind"] == "end"
+
+
+@pytest.mark.parametrize("assume", [True, False])
+def test_batch_that_cannot_be_read_teaches_nothing(tmp_path, assume):
+    """An update in which one batch is empty is the update without it."""
+    runs = [a_run(tmp_path, model="test_vit", assume_negative=assume, mix="none", lr=0.01) for _ in range(2)]
+    images, targets, index = next(iter(runs[0].loader))
+    nothing = images[:0], targets[:0], index[:0]
+    for training in runs:
+        training.model.train()
+        if training is runs[0]:
+            training.batch(*nothing, update=False)
+        training.step = 1
+        training.batch(images, targets, index, update=True)
+    assert same(*(training.model.state_dict() for training in runs))
+    assert runs[0].totals.tolist() == runs[1].totals.tolist()
+
+
+def test_images_that_cannot_be_read_are_left_out(tmp_path):
+    """A whole batch of them, and one of which a single image is left."""
+    (tmp_path / "img").mkdir()
+    lines = ["image,split,cat,dog"]
+    pixels = np.random.default_rng(0).integers(0, 255, (12, 32, 32, 3), dtype=np.uint8)
+    for i in range(12):
+        lines += [f"img/{i}.png,{'train' if i < 8 else 'val'},{i % 2},{i // 2 % 2}"]
+        if i in (1, 2, 3, 4, 5, 7, 9):
+            (tmp_path / "img" / f"{i}.png").write_bytes(b"broken")
+        else:
+            Image.fromarray(pixels[i]).save(tmp_path / "img" / f"{i}.png")
+    (tmp_path / "labels.csv").write_text("\n".join(lines))
+    arguments = ["fit", f"csv:{tmp_path / 'labels.csv'}", *SMALL[SMALL.index("--model") :], "--size", 32]
+    arguments += ["--batch-size", 2, "--on-bad-image", "skip", "--epochs", 4]
+    for workers in (0, 1):
+        folder = tmp_path / f"run-{workers}"
+        good(tmp_path, *arguments, "--workers", workers, "--out", folder)
+        lines = read_log(folder)
+        assert [line["loss"] for line in lines if line["kind"] == "epoch"].count(None) == 0
+        with np.load(folder / "predictions.npz") as saved:
+            assert saved["index"].tolist() == [0, 2, 3]
+    for line in (log_of(tmp_path / "run-0"), log_of(tmp_path / "run-1")):
+        assert line == log_of(tmp_path / "run-0")
+
+
+def test_validation_now_and_then_and_the_last_weights(tmp_path):
+    good(tmp_path, *SMALL, "--eval-every", 2, "--keep", "last", "--out", tmp_path / "run")
+    epochs = [line for line in read_log(tmp_path / "run") if line["kind"] == "epoch"]
+    assert ["mAP" in line for line in epochs] == [False, True, True]
+    state = read_checkpoint(tmp_path / "run" / "last.pt")
+    assert same(load_file(tmp_path / "run" / "model.safetensors"), dict(state["ema"]))
+    assert read_log(tmp_path / "run")[-1]["epoch"] == 3
+    assert state["best_epoch"] == max((line for line in epochs if "mAP" in line), key=lambda line: line["mAP"])["epoch"]
+
+
+def test_best_weights_are_those_of_the_best_epoch(reference):
+    epochs = [line for line in log_of(reference) if line["kind"] == "epoch"]
+    end = log_of(reference)[-1]
+    assert end["epoch"] == max(epochs, key=lambda line: line["mAP"])["epoch"]
+    assert end["mAP"] == end["mAP_best"] == max(line["mAP"] for line in epochs)
+    assert same(load_file(reference / "model.safetensors"), dict(read_checkpoint(reference / "best.pt")["ema"]))
+
+
+def test_other_ways_to_run(tmp_path):
+    """A cache and mixed precision; with the cache the weights are the same, bit for bit."""
+    short = (*SMALL, "--epochs", 1, "--no-cft")
+    good(tmp_path, *short, "--out", tmp_path / "plain")
+    good(tmp_path, *short, "--out", tmp_path / "cached", "--cache", tmp_path / "cache")
+    good(tmp_path, *short, "--out", tmp_path / "bf16", "--amp", "bf16")
+    plain, cached, bf16 = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "cached", "bf16"))
+    assert same(plain, cached)
+    assert 0 < largest_difference(plain, bf16) < 0.1
+
+
+@pytest.mark.parametrize("loss", ["asl", "bce", "focal", "dp-asl"])
+@pytest.mark.parametrize("mix", ["logicmix", "mixup", "ormixup", "mlmixup", "mixup-pme", "none"])
+def test_every_mix_with_every_loss(tmp_path, mix, loss):
+    run = a_run(tmp_path, mix=mix, loss=loss, option=["count=16"], lr=0.01)
+    before = run.model.classifier.weight.clone()
+    for epoch in range(2):
+        run.augment.set_epoch(epoch)
+        step_through(run, 2)
+    run.check_finite(weights=True)
+    assert not torch.equal(before, run.model.classifier.weight)
+
+
+# --------------------------------------------------------------------------------------------- no wait for the device
+class NoWait(TorchDispatchMode):
+    """Fails when the host asks for a value of a tensor."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name()
+        assert not any(word in name for word in ("_local_scalar_dense", "nonzero", "equal.", "unique")), name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:Seems like")
+@pytest.mark.parametrize("mix", ["logicmix", "none"])
+def test_host_asks_for_nothing_between_logging_points(tmp_path, mix):
+    """Forward, backward, loss, counts, scheduler and average, over 20 steps. The optimiser is left out: on the CPU it
+    keeps its number of steps in tensors, which it reads."""
+    run = a_run(tmp_path, mix=mix, accumulate=2, loss="dp-asl")
+    with NoWait(), pytest.raises(AssertionError, match="_local_scalar_dense"):
+        run.check_finite()
+    for index in range(20):
+        batch = run.train_set[list(range(index, index + 8))]
+        with NoWait(), patched(run.optimizer, "step", lambda *_: None):
+            run.batch(*batch, update=index % 2 == 1)
+    assert run.updates == 10
+
+
+@contextlib.contextmanager
+def patched(owner, name, value):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, value)
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("loss", ["asl", "dp-asl"])
+@pytest.mark.parametrize("mix", ["logicmix", "mixup", "ormixup", "mlmixup", "mixup-pme", "none"])
+def test_a_step_on_fake_cuda(tmp_path, monkeypatch, mix, loss):
+    """A fake CUDA tensor has no value to wait for, and a tensor in the wrong place raises. Autograd does not run there
+    without a device: the gradients are put in by hand."""
+    run = a_run(tmp_path, mix=mix, loss=loss)
+    drawn = run.augment.randaugment.plan(8)  # on the host, where it is read
+    run.augment.randaugment.plan = lambda *_: drawn
+    index = torch.arange(8)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for module in (*run.model.modules(), *run.ema.module.modules(), *run.curriculum.modules()):
+            for name, value in module.named_parameters(recurse=False):
+                setattr(module, name, torch.nn.Parameter(torch.empty_like(value, device="cuda"), value.requires_grad))
+            for name, value in module.named_buffers(recurse=False):
+                module._buffers[name] = torch.empty_like(value, device="cuda")
+        run.world = World(0, 1, torch.device("cuda"))
+        run.params = [p for p in run.model.parameters() if p.requires_grad]
+        run.optimizer = torch.optim.AdamW(run.model.param_groups(1e-3), fused=True)
+        run.scheduler = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda update: 1.0)
+        for name in ("totals", "counted", "first_bad"):
+            setattr(run, name, getattr(run, name).to("cuda"))
+        for p in run.params:
+            p.grad = torch.empty_like(p)
+        monkeypatch.setattr(torch.Tensor, "backward", lambda loss: None)
+        monkeypatch.setattr(run.optimizer, "zero_grad", lambda: None)
+        images = torch.empty(8, 3, 32, 32, dtype=torch.uint8, device="cuda").to(memory_format=torch.channels_last)
+        targets = torch.empty(8, 12, dtype=torch.int8, device="cuda")
+        run.model.train()
+        for step in range(4):
+            run.batch(images, targets, index, update=step % 2 == 1)
+        assert run.updates == 2
+        assert {p.device.type for p in run.ema.module.parameters()} == {"cuda"}
+        assert run.totals.device.type == run.first_bad.device.type == "cuda"
+        with pytest.raises(DataDependentOutputException):  # so that this test can fail
+            run.check_finite()
