@@ -395,7 +395,8 @@ def evaluate(
         return
     metrics = result.metrics
     title = f"{result.weights}: mAP {metrics.mAP:.2%} on {result.images:,} images"
-    table = Table(title=_escape(title), title_justify="left")
+    console.print(_escape(title), highlight=False, soft_wrap=True)
+    table = Table()
     for heading in ("", "CP", "CR", "CF1", "OP", "OR", "OF1"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, row in (("probability above 0.5", metrics.threshold), ("at most three an image", metrics.top3)):
@@ -447,7 +448,7 @@ def predict(
         run, images, weights and weights.value, console=console, **options
     )
     table = Table("image", "likeliest categories")
-    best = probabilities.sort(1, descending=True, stable=True).indices[:, :top]
+    best = probabilities.sort(dim=1, descending=True, stable=True).indices[:, :top]
     for name, row, chosen in list(zip(names, probabilities, best.tolist(), strict=True))[:20]:
         table.add_row(_escape(name), ", ".join(f"{_escape(categories[c])} {row[c]:.0%}" for c in chosen))
     console.print(table)

@@ -204,7 +204,7 @@ def make_config(given: Mapping[str, Any], preset: str | None = None, file: str |
     preset = preset or in_file.pop("preset", None)
     in_file.pop("preset", None)
     if preset is not None:
-        if preset not in PRESETS:
+        if preset not in list(PRESETS):  # a list, since a file may have anything there
             raise ValueError(f"preset={preset!r}: must be one of {', '.join(PRESETS)}")
         chosen |= PRESETS[preset]
     for name in in_file:
@@ -234,8 +234,9 @@ def to_toml(config: Config) -> str:
             panel = f.metadata["panel"]
             lines += ["", f"# {panel}"]
         if value is not None:
-            # JSON's strings, numbers, booleans and lists of strings are TOML's.
-            lines.append(f"{f.name} = {json.dumps(value, ensure_ascii=False)}")
+            # JSON's strings, numbers, booleans and lists of strings are TOML's, but for one character.
+            text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            lines.append(f"{f.name} = {text}")
     return "\n".join(lines).lstrip() + "\n"
 
 
