@@ -58,7 +58,7 @@ def preview_picture(steps: Sequence[Step], categories: Sequence[str], cell: int 
         draw.text((margin, top), step.title, font=title_font, fill="black")
         for column, (image, lines) in enumerate(zip(step.images, row, strict=True)):
             left, y = margin + column * (cell + gap), top + title_height
-            page.paste(_to_picture(image, cell), (left, y))
+            page.paste(to_picture(image, cell), (left, y))
             y += cell + 6
             for text, colour in lines:
                 draw.text((left, y), text, font=_font(14, bold=colour == PRESENT_TEXT), fill=colour)
@@ -108,7 +108,8 @@ def _shorten(word: str, font, width: int) -> str:
     return f"{word[:4]}…{word[-ends:]}"
 
 
-def _to_picture(image: Tensor, cell: int) -> Image.Image:
+def to_picture(image: Tensor, cell: int) -> Image.Image:
+    """An image of the dataset or of a batch, `cell` pixels wide and high."""
     image = image.detach().cpu()
     if image.is_floating_point():
         image = image.clamp(0, 1).mul(255).round().to(torch.uint8)
