@@ -218,7 +218,8 @@ def preview(
 
     Example: gpu-logicmix preview voc2007:/data/VOCdevkit --known 0.3 --out preview.png
     """
-    from gpu_logicmix.report import preview_picture
+    from gpu_logicmix.randaugment import RandAugment, RandomHorizontalFlip
+    from gpu_logicmix.report import batch_steps, preview_picture
 
     dataset = _open(data, split, size, option, on_bad_image.value)
     if dataset.categories:
@@ -228,32 +229,11 @@ def preview(
     if not len(images):
         raise DataError(f"{data}: none of the {count} images drawn can be read; try another --seed")
     names = [f"{number + 1}: {dataset.ids[row]}" for number, row in enumerate(index.tolist())]
-    steps = _steps(images, targets, names, GPULogicMix(p, k_min, k_max))
+    mix = GPULogicMix(p, k_min, k_max)
+    steps = batch_steps(images, targets, names, RandomHorizontalFlip(), RandAugment(), mix)
     preview_picture(steps, dataset.categories).save(out)
     console.print(f"wrote {_escape(str(out))}: {len(images)} images, {' → '.join(step.title for step in steps)}")
     _list_bad(dataset)
-
-
-def _steps(images: torch.Tensor, targets: torch.Tensor, names: list[str], mix: GPULogicMix) -> list:
-    """The batch after each step of the training run, in its order."""
-    from gpu_logicmix.randaugment import RandAugment, RandomHorizontalFlip
-    from gpu_logicmix.report import Step
-
-    steps = [Step("original", images, targets, names)]
-    flip, augment = RandomHorizontalFlip(), RandAugment()
-    flipped = flip.plan(len(images))
-    images = flip(images, flipped)
-    steps.append(Step("flip", images, targets, ["flipped" if f else "as it is" for f in flipped]))
-    drawn = augment.plan(len(images))
-    images = augment(images, drawn)
-    captions = [", ".join(augment.ops[i] for i in row) for row in drawn.operations.tolist()]
-    steps.append(Step("RandAugment", images, targets, captions))
-    plan = mix.plan(len(images), images.device)
-    images, targets = mix(images, targets, plan)
-    members = [(row[:size] + 1).tolist() for row, size in zip(plan.index, plan.size, strict=True)]
-    captions = ["images " + " + ".join(map(str, m)) if len(m) > 1 else "as it is" for m in members]
-    steps.append(Step("LogicMix", images, targets, captions))
-    return steps
 
 
 @app.command()
@@ -384,7 +364,7 @@ def fit(
 
 def _write_report(folder: Path) -> None:
     if int(os.environ.get("RANK", 0)) == 0:
-        from gpu_logicmix.engine import report_run
+        from gpu_logicmix.page import report_run
 
         console.print(f"report: {_escape(str(report_run(folder)))}", highlight=False, soft_wrap=True)
 
@@ -525,6 +505,67 @@ def report(run: RunFolder) -> None:
     Example: gpu-logicmix report runs/coco-10
     """
     _write_report(run)
+
+
+@app.command()
+def study(
+    file: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The runs to do; see studies/ and docs/study.md.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for runs and results; studies/results/NAME unless given.")
+    ] = None,
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Do only share I (from 0) of N: one share a machine.")
+    ] = "0/1",
+    only_report: Annotated[
+        bool, typer.Option("--only-report", help="Do no runs: tables and plots from those that have ended.")
+    ] = False,
+    show_plan: Annotated[bool, typer.Option("--plan", help="List the runs and what is done of them.")] = False,
+    data: Annotated[str | None, typer.Option(help="DATA in place of that in the file.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Weights in place of those in the file.")] = None,
+    cache: Annotated[str | None, typer.Option(help="Folder for decoded images in place of that in the file.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device in place of that in the file.")] = None,
+    threads: Threads = None,
+) -> None:
+    """Do the runs of a study, and write tables and plots that compare them.
+
+    Can be stopped at any time; the same command goes on: runs that have ended are kept, a killed one continues.
+
+    Example: gpu-logicmix study studies/coco-mini.toml --shard 0/2
+    """
+    from gpu_logicmix import engine
+    from gpu_logicmix import study as studies
+
+    part, _, whole = shard.partition("/")
+    if not (part.isdigit() and whole.isdigit() and int(part) < int(whole)):
+        raise ValueError(f"--shard {shard}: write I/N with I from 0 to N - 1, as 0/2")
+    given = {"data": data, "weights": weights, "cache": cache, "device": device, "threads": threads}
+    planned = studies.read_study(file, **{name: value for name, value in given.items() if value is not None})
+    out = out or Path("studies") / "results" / file.stem
+    if show_plan:
+        table = Table("table", "method", "known", "seed", "mAP", "run")
+        for plan in planned:
+            end = studies.result(out / "runs" / plan.folder, plan.config.cft)
+            done = "" if end is None else f"{end['mAP_cft' if plan.config.cft else 'mAP']:.2%}"
+            table.add_row(
+                _escape(plan.table), _escape(plan.method), f"{plan.known:g}", f"{plan.seed}", done, plan.folder
+            )
+        console.print(table)
+        return
+    failed = []
+    try:
+        if not only_report:
+            failed = studies.run_study(planned, out, shard=(int(part), int(whole)), console=console)
+    except engine.Interrupted as stopped:
+        console.print(f"[yellow]stopped; the same command goes on ({_escape(str(stopped))})[/]", soft_wrap=True)
+        raise typer.Exit(130 if stopped.signum == signal.SIGINT else 0) from None
+    rows = studies.collect(planned, out)
+    done = len({row.run for row in rows})
+    console.print(f"{done} of {len({plan.folder for plan in planned})} runs have ended", highlight=False)
+    if rows:
+        console.print((out / "results.md").read_text(), highlight=False, markup=False, soft_wrap=True)
+        console.print(f"wrote {_escape(str(out / 'index.html'))}, results.csv, results.md and plots", highlight=False)
+    if failed:
+        raise ValueError(f"{len(failed)} runs failed; the first: {failed[0]}")
 
 
 if __name__ == "__main__":

@@ -174,9 +174,11 @@ class Run:
         updates = config.epochs * -(-self.steps // config.accumulate)
         if config.schedule == "onecycle":
             rates = [group["lr"] for group in self.optimizer.param_groups]
-            # Two steps at least: 1cycle divides by the length of both its phases.
+            total = max(updates, 2) + 1
+            # 1cycle divides by the length of both its phases, counted in updates less one.
+            rise = min(max(config.warmup, 1.5 / total), 1 - 1.5 / total)
             self.scheduler = torch.optim.lr_scheduler.OneCycleLR(
-                self.optimizer, rates, total_steps=max(updates, 2) + 1, pct_start=config.warmup
+                self.optimizer, rates, total_steps=total, pct_start=rise
             )
         else:
             self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda update: 1.0)
@@ -766,13 +768,6 @@ def default_name(config: Config) -> str:
     known = config.protocol if config.known is None else f"{config.known:g}"
     known = "full" if known == "uniform" else known
     return f"{config.data.partition(':')[0]}-{known}-{config.mix}-{config.seed}"
-
-
-def report_run(folder: str | Path) -> Path:
-    """Write the page of a run, with pictures from its data where they are still there."""
-    from gpu_logicmix.report import write_report
-
-    return write_report(Path(folder))
 
 
 def fine_tune(

@@ -17,7 +17,7 @@ import math
 import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_logicmix.data import ImageDataset
+from gpu_logicmix.config import Config, make_config
+from gpu_logicmix.data import DataError, ImageDataset
 from gpu_logicmix.metrics import average_precision
 from gpu_logicmix.report import (
     ABSENT_TEXT,
@@ -33,8 +34,11 @@ from gpu_logicmix.report import (
     UNKNOWN,
     UNKNOWN_TEXT,
     Step,
+    batch_steps,
     to_picture,
 )
+from gpu_logicmix.runfolder import RunError
+from gpu_logicmix.step import Augment, open_train, open_val
 
 # Shown first where it is not known which options are the default.
 MAIN_OPTIONS = ["data", "known", "protocol", "mix", "p", "k_min", "k_max", "randaugment", "cl", "cft", "model"]
@@ -43,7 +47,28 @@ MIX_NAMES = {"logicmix": "LogicMix", "mixup": "Mixup", "ormixup": "OR Mixup", "m
 MIX_NAMES |= {"mixup-pme": "Mixup-PME", "none": "no mixing"}
 EXAMPLES = 6  # pictures of each kind
 THUMBNAIL = 192  # pixels
+SAME = 1e-6  # changes of AP up to this are none
 ALL_ROWS = 100  # so many categories are shown whole; of more, the middle is folded
+
+
+def report_run(folder: str | Path) -> Path:
+    """The page of a run, with pictures from its data if they are still where they were."""
+    folder = Path(folder)
+    if not (folder / "config.toml").exists():
+        raise RunError(f"{folder}: no run (it has no config.toml)")
+    config = make_config({}, file=folder / "config.toml")
+    train = val = steps = None
+    try:
+        (train, _), val = open_train(config), open_val(config)
+        torch.manual_seed(config.seed)
+        images, targets, index = train[torch.randperm(len(train))[:8].tolist()]
+        augment = Augment(config)
+        names = [f"{number}: {train.ids[row]}" for number, row in enumerate(index.tolist(), 1)]
+        parts = [part if hasattr(part, "plan") else None for part in (augment.flip, augment.randaugment, augment.mix)]
+        steps = batch_steps(images, targets, names, *parts) if len(images) else None
+    except (DataError, OSError):  # the page says that pictures are missing
+        pass
+    return write_report(folder, train, val, steps, defaults={f.name: f.default for f in fields(Config)})
 
 
 def write_report(
@@ -348,8 +373,9 @@ def _chart(title: str, *series: Series, zero: bool = False, unit: str = "", mark
         out.append(f'<text class="strong" x="{x}" y="{below}" text-anchor="{anchor}">{value:.1f}{_text(unit)}</text>')
     said = "; ".join(f"{s.name}: {y:.4g}{unit} at the end" for s in series for y in [_last(s.points)])
     keys = "".join(f'<span class="key {s.colour}">{_text(s.name)}</span>' for s in series)
+    words = (" (logarithmic)" if log else "") + (f" {keys}" if len(series) > 1 else "")
     return (
-        f'<figure class="chart"><figcaption><b>{_text(title)}</b> {keys if len(series) > 1 else ""}</figcaption>'
+        f'<figure class="chart"><figcaption><b>{_text(title)}</b>{words}</figcaption>'
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{_text(f"{title} by epoch. {said}")}">'
         f'{"".join(out)}<text x="{left - 10}" y="{bottom + 18}" text-anchor="end">epoch</text></svg></figure>'
     )
@@ -421,13 +447,13 @@ def _headline(run: Run) -> str:
     which = {"best": "the best one", "last": "the last one"}.get(str((end or {}).get("kept")), "")
     epoch = end.get("epoch") if end else kept.get("epoch")
     elapsed = end.get("elapsed") if end else (run.epochs[-1].get("elapsed") if run.epochs else None)
+    categories = f"{_count(len(run.categories) or None)} categories"
     tiles = [
         ("Validation mAP" if end else "Validation mAP, best so far", _percent(best), ""),
         ("Weights kept" if end else "Best so far", f"epoch {epoch or '–'}", f"of {total}{which and ', ' + which}"),
         ("Time", _duration(elapsed), "all included" if end else f"for {done} of {total} epochs"),
         ("Labels known", _percent(start.get("known")), f"{_fixed(start.get('positives'))} positives an image"),
-        ("Images", _count(start.get("images")), f"{_count(start.get('val_images'))} for validation"),
-        ("Categories", _count(len(run.categories) or None), ""),
+        ("Images", _count(start.get("images")), f"{_count(start.get('val_images'))} for validation, {categories}"),
     ]
     if run.cft and _number((run.cft.get("summary") or {}).get("evaluation_map_after")) is not None:
         after = run.cft["summary"]["evaluation_map_after"]
@@ -438,7 +464,7 @@ def _headline(run: Run) -> str:
     if end and run.predictions is None:
         notes.append("There are no predictions (predictions.npz): no categories and no examples on this page.")
     if not end and run.predictions is not None:
-        notes.append("Average precision of each category and the examples are those of an earlier end of this run.")
+        notes.append("The predictions shown here may be of before the run was resumed.")
     alerts = "".join(_paragraph(note, "note") for note in notes)
     words = f"{mix}, {_percent(start['known'])} of labels known" if _number(start.get("known")) is not None else mix
     return f"<header><h1>{_text(run.data)} <small>{_text(words)}</small></h1>{alerts}{_tiles(tiles)}</header>"
@@ -599,14 +625,14 @@ def _fine_tuning(run: Run) -> str:
     out = ""
     if skipped:
         lines = "".join(f"<li>{_text(name(c))}: {_text(why)}</li>" for c, why in skipped.items())
-        out = _fold(f"{len(skipped)} categories kept their head, with too few labels to fit", f"<ul>{lines}</ul>")
+        out = _fold(f"Too few labels to fit, head kept: {len(skipped)} of the categories", f"<ul>{lines}</ul>")
     lists = []
     for title, key in (("Validation images", "evaluation"), ("Held-out known training labels", "ap")):
         pairs = zip(run.cft.get(f"{key}_before") or (), run.cft.get(f"{key}_after") or (), strict=False)
         pairs = [(name(c), _number(b), _number(a)) for c, (b, a) in enumerate(pairs)]
         pairs = sorted((p for p in pairs if None not in p), key=lambda p: p[1] - p[2])
         if pairs:
-            better, worse = (sum(s * (a - b) > 1e-6 for _, b, a in pairs) for s in (1, -1))
+            better, worse = (sum(s * (a - b) > SAME for _, b, a in pairs) for s in (1, -1))
             words = f"{title}: {better} better, {worse} worse, {len(pairs) - better - worse} as before"
             lists.append(_fold(words, _rows([_change(*p) for p in pairs], "categories")))
     explained = (
@@ -620,7 +646,7 @@ def _fine_tuning(run: Run) -> str:
 def _change(name: str, before: float, after: float) -> str:
     """A bar from one value to another."""
     low, high = 100 * min(before, after), 100 * max(before, after)
-    kind = "down" if after < before else "up"
+    kind = "same" if abs(after - before) <= SAME else "up" if after > before else "down"
     return (
         f"<li><span>{_text(name)}</span><i><b class='{kind}' style='margin-left:{low:.1f}%;"
         f"width:{max(high - low, 0.5):.1f}%'></b></i><em>{100 * before:.1f} → {100 * after:.1f}</em></li>"
@@ -711,8 +737,8 @@ def _some(words: Sequence[str], most: int) -> str:
 
 
 def _figure(image: Tensor | None, caption: str, alt: str) -> str:
-    """`caption` is HTML, `alt` is text."""
-    picture = '<div class="blank">no picture</div>'
+    """`caption` is HTML; `alt` is text, which stands in where there is no image."""
+    picture = f'<div class="blank">{_text(alt)}</div>'
     if image is not None:
         file = io.BytesIO()
         to_picture(image, min(THUMBNAIL, image.shape[-1])).save(file, "JPEG", quality=88)
@@ -889,12 +915,13 @@ svg path.absent {{ stroke: var(--absent); }} svg circle.absent {{ fill: var(--ab
 }}
 .bars i {{ background: var(--panel); height: 12px; display: block; }}
 .bars b {{ display: block; height: 12px; background: var(--one); }} .bars b.down {{ background: var(--two); }}
+.bars b.same {{ background: var(--soft); }}
 .bars em {{ font-style: normal; text-align: right; min-width: 3.6em; }}
 .bars small {{ color: var(--soft); text-align: right; }}
 .bars em:last-child {{ grid-column: 3 / 5; min-width: 6.6em; }}
 .pictures {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(120px, 1fr)); gap: 16px 12px; }}
 .large {{ grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); }}
 .pictures figcaption {{ font-size: .8rem; line-height: 1.35; margin-top: 4px; }}
-.pictures img, .blank {{ display: block; width: 100%; aspect-ratio: 1; background: var(--panel); }}
-.blank {{ display: grid; place-items: center; color: var(--soft); font-size: .85rem; }}
+.pictures img {{ display: block; width: 100%; aspect-ratio: 1; }}
+.blank {{ background: var(--panel); color: var(--soft); padding: 8px; font-size: .85rem; }}
 """

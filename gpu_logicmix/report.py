@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpu_logicmix.labels import label_counts
 from gpu_logicmix.mix import GPULogicMix, MixPlan, or_targets
@@ -31,6 +31,34 @@ class Step(NamedTuple):
     images: Tensor  # uint8 or float in [0, 1], [B, 3, H, W]
     targets: Tensor  # [B, C]
     captions: list[str]  # what was done to each image
+
+
+def batch_steps(
+    images: Tensor,
+    targets: Tensor,
+    names: list[str],
+    flip: nn.Module | None = None,
+    augment: nn.Module | None = None,
+    mix: nn.Module | None = None,
+) -> list[Step]:
+    """The batch after each step of the training run, in its order; a step that is None is left out."""
+    steps = [Step("original", images, targets, names)]
+    if flip is not None:
+        flipped = flip.plan(len(images))
+        images = flip(images, flipped)
+        steps.append(Step("flip", images, targets, ["flipped" if f else "as it is" for f in flipped]))
+    if augment is not None:
+        drawn = augment.plan(len(images))
+        images = augment(images, drawn)
+        captions = [", ".join(augment.ops[i] for i in row) for row in drawn.operations.tolist()]
+        steps.append(Step("RandAugment", images, targets, captions))
+    if mix is not None:
+        plan = mix.plan(len(images), images.device)
+        images, targets = mix(images, targets, plan)
+        members = [(row[:size] + 1).tolist() for row, size in zip(plan.index, plan.size, strict=True)]
+        captions = ["images " + " + ".join(map(str, m)) if len(m) > 1 else "as it is" for m in members]
+        steps.append(Step(type(mix).__name__.removeprefix("GPU"), images, targets, captions))
+    return steps
 
 
 def preview_picture(steps: Sequence[Step], categories: Sequence[str], cell: int = 192) -> Image.Image:

@@ -63,8 +63,7 @@ def test_cache(tmp_path):
     [
         (("stats", "coco:/nowhere"), "/nowhere: no such file or folder"),
         (("stats", "shape"), "'shape' is no dataset"),
-        (("stats", "shapes", "--known", "1.5"), "--known 1.5: must be above 0 and at most 1"),
-        (("stats", "shapes", "--known", "some"), "--known 'some': must be a number"),
+        (("stats", "shapes", "--known", "1.5"), "known=1.5: must be above 0 and at most 1"),
         (("stats", "shapes", "-o", "count"), "--option 'count': write NAME=VALUE"),
         (("stats", "shapes", "-o", "size=3"), "write --size 3"),
         (("stats", "shapes", "-o", "colour=3"), "option 'colour': shapes has the options count, seed"),

@@ -357,7 +357,7 @@ def test_a_resumed_run_counts_its_epochs_once(tmp_path):
     write_lines(tmp_path / "run", [*lines, lines[0]])
     page = Page(write_report(tmp_path / "run"))
     assert "no end yet" in page.text
-    assert "an earlier end of this run" in page.text
+    assert "may be of before the run was resumed" in page.text
 
 
 @pytest.mark.parametrize("nothing", [None, float("nan"), float("inf"), "missing"])
@@ -481,7 +481,9 @@ def test_long_curves_keep_their_mean():
     assert np.mean([y for _, y in thin]) == pytest.approx(np.mean([y for _, y in points]))
     assert _thin([(0.0, None)] * 1000)[0][1] is None
     assert _chart("t", Series("a", "one", [(0.5, None)])) == ""
-    assert _chart("t", Series("a", "one", [(1, 1e-4), (2, None), (3, 10.0)])).count("<circle") == 2  # logarithmic
+    chart = _chart("t", Series("a", "one", [(1, 1e-4), (2, None), (3, 10.0)]))
+    assert chart.count("<circle") == 2
+    assert "logarithmic" in chart
 
 
 def test_many_categories_are_folded(tmp_path):

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 from torch import Tensor
 
-from gpu_logicmix.data.files import BadImage, DataError, write_whole
+from gpu_logicmix.data.files import BadImage, DataError, waited_lock, write_whole
 from gpu_logicmix.data.images import ImageDataset
 
 VERSION = 1  # of the file format and of how images are decoded and resized
@@ -53,7 +53,7 @@ def cache_dataset(
     if manifest is None:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
-        with _lock(folder):
+        with waited_lock(folder):
             manifest = None if rebuild else _read_manifest(folder)  # another process may have built it by now
             if manifest is None:
                 manifest = _build(dataset, folder, wanted, threads or os.cpu_count() or 1)
@@ -258,19 +258,6 @@ def _check_disk(folder: Path, part: Path, needed: int, what: str) -> None:
 
 def _gb(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
-
-
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """One builder at a time; the others wait. The system lets go of the lock when a process dies, however it dies."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two builders at once are up to the user
-        yield
-        return
-    with open(folder / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 class _Speed(ProgressColumn):

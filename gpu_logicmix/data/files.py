@@ -61,6 +61,19 @@ def write_whole(path: Path, text: str) -> None:
         file.write(text)
 
 
+@contextlib.contextmanager
+def waited_lock(folder: Path) -> Iterator[None]:
+    """One process at a time; the others wait. The system lets go of the lock when a process dies, however it dies."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two at once are up to the user
+        yield
+        return
+    with open(folder / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def read_text(path: Path) -> str:
     """The text of an annotation file, which must be there and not be empty."""
     try:
