@@ -4,10 +4,13 @@
     python bench/step.py --model tf_efficientnet_lite0 --size 96 128 --weights FILE.safetensors
     python bench/step.py --model resnet101 --size 224 --rounds 3       # slow on a CPU
 
-Times: see gpu_logicmix/stepbench.py; `gpu-logicmix bench` prints the same table. Operators: how many torch dispatches in
-one step with all augmentation and the fused optimiser of a GPU, by the part of the step they belong to. Host syncs: the
-same step on the `meta` device, whose tensors have shapes but no values: what would make the host wait for a value of a
-GPU raises there; copies that the host would wait for are counted too.
+Times: see gpu_logicmix/stepbench.py; `gpu-logicmix bench` prints the same table.
+
+Operators and host syncs: the same step on the `meta` device, whose tensors have shapes but no values. The code takes
+the way it takes on a GPU, and what would make the host wait for a value there raises here; a copy between devices that
+the host would wait for is noticed too. Operators are what torch dispatches in one step with all augmentation, by the
+part of the step; views compute nothing. (The optimiser is the one for lists of tensors. CUDA has a fused one, which
+needs fewer.)
 """
 
 from __future__ import annotations
@@ -38,12 +41,12 @@ class Operators(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.part, self.counts, self.copies = PARTS[0], Counter(), []
+        self.part, self.counts, self.views, self.copies = PARTS[0], Counter(), Counter(), []
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         options = options or {}
         out = function(*arguments, **options)
-        self.counts[self.part] += 1
+        (self.views if function.is_view else self.counts)[self.part] += 1
         if function._overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_):
             devices = {t.device.type for t in (*arguments[:2], out) if isinstance(t, torch.Tensor)}
             waits = not (options.get("non_blocking") or True in arguments[2:])
@@ -52,12 +55,19 @@ class Operators(TorchDispatchMode):
         return out
 
 
-def count_operators(config: Config) -> dict[str, int]:
-    """Of one step, by the part of the step. The second one: the first one also makes the optimiser's memory."""
-    with joined_world(config.device, config.threads) as world:
-        run, batch = open_run(config, world)
+@contextlib.contextmanager
+def run_on_meta(config: Config):
+    """A run without values, and a batch."""
+    with mock.patch.object(engine, "autocast", return_value=contextlib.nullcontext()):  # it does not know the device
+        run, batch = open_run(config, World(0, 1, torch.device("meta")))
         for group in run.optimizer.param_groups:
-            group["fused"] = True  # as on CUDA; a CPU would go from parameter to parameter
+            group["foreach"] = True
+        yield run, batch
+
+
+def count_operators(config: Config) -> dict[str, dict[str, int]]:
+    """Of one step, by the part of the step. The second step: the first one also makes the optimiser's memory."""
+    with run_on_meta(config) as (run, batch):
         run.batch(*batch, update=True)
         with Operators() as operators:
 
@@ -74,18 +84,16 @@ def count_operators(config: Config) -> dict[str, int]:
             run.loss.count = lambda targets: (enter("bookkeeping"), count(targets))[1]
             run._update = lambda: (enter("update"), update())[1]
             run.batch(*batch, update=True)
-    return {part: operators.counts[part] for part in PARTS}
+    return {part: {"operators": operators.counts[part], "views": operators.views[part]} for part in PARTS}
 
 
 def host_syncs(config: Config, steps: int, augment: torch.nn.Module | None = None) -> list[str]:
-    """What made, or would make, the host wait in so many steps; [] if nothing did.
+    """What would make the host wait in so many steps; [] if nothing does.
 
     augment: in place of the run's own, to see that a sync is noticed.
     """
-    world = World(0, 1, torch.device("meta"))
     found = []
-    with mock.patch.object(engine, "autocast", lambda *_: contextlib.nullcontext()):  # knows no meta device
-        run, batch = open_run(config, world)
+    with run_on_meta(config) as (run, batch):
         run.augment = augment or run.augment
         for _ in range(steps):
             with Operators() as operators:
@@ -97,13 +105,15 @@ def host_syncs(config: Config, steps: int, augment: torch.nn.Module | None = Non
     return found
 
 
-def show_operators(counts: dict[str, int], syncs: list[str], steps: int, console: Console) -> None:
+def show_operators(counts: dict[str, dict[str, int]], syncs: list[str], steps: int, console: Console) -> None:
     table = Table("part of the step", title="operators dispatched in one step", title_justify="left")
-    table.add_column("operators", justify="right")
+    for kind in ("operators", "views"):
+        table.add_column(kind, justify="right")
     for part in PARTS[:-1]:
-        table.add_row(part, f"{counts[part]:,}")
-    table.add_row("outside the model", f"{sum(counts[p] for p in PARTS[:-1]):,}", style="bold")
-    table.add_row("the model, forward and backward", f"{counts['model']:,}")
+        table.add_row(part, *(f"{n:,}" for n in counts[part].values()))
+    outside = (sum(counts[part][kind] for part in PARTS[:-1]) for kind in ("operators", "views"))
+    table.add_row("outside the model", *(f"{n:,}" for n in outside), style="bold")
+    table.add_row("the model, forward and backward", *(f"{n:,}" for n in counts["model"].values()))
     console.print(table)
     console.print(f"host syncs in {steps} steps between two logging points: {len(syncs)}")
     for line in sorted(set(syncs)):
