@@ -33,6 +33,7 @@ from gpu_logicmix.config import Config
 from gpu_logicmix.step import World, joined_world
 from gpu_logicmix.stepbench import VARIANTS, measure_step, open_run, step_config, step_table
 
+STEPS = 10  # between two logging points; all are alike
 PARTS = ("labels and augmentation", "loss", "bookkeeping", "update", "model")
 
 
@@ -105,7 +106,7 @@ def host_syncs(config: Config, steps: int, augment: torch.nn.Module | None = Non
     return found
 
 
-def show_operators(counts: dict[str, dict[str, int]], syncs: list[str], steps: int, console: Console) -> None:
+def show_operators(counts: dict[str, dict[str, int]], syncs: list[str], console: Console) -> None:
     table = Table("part of the step", title="operators dispatched in one step", title_justify="left")
     for kind in ("operators", "views"):
         table.add_column(kind, justify="right")
@@ -115,7 +116,7 @@ def show_operators(counts: dict[str, dict[str, int]], syncs: list[str], steps: i
     table.add_row("outside the model", *(f"{n:,}" for n in outside), style="bold")
     table.add_row("the model, forward and backward", *(f"{n:,}" for n in counts["model"].values()))
     console.print(table)
-    console.print(f"host syncs in {steps} steps between two logging points: {len(syncs)}")
+    console.print(f"host syncs in {STEPS} steps between two logging points: {len(syncs)}")
     for line in sorted(set(syncs)):
         console.print(f"  {line}", markup=False)
 
@@ -143,13 +144,12 @@ def main() -> None:
             rows.append(measure_step(config, options.rounds, lambda: progress.advance(task)))
             console.print(step_table(rows[-1]))
     counts = count_operators(configs[0])
-    steps = configs[0].log_every
-    syncs = host_syncs(configs[0], steps)
-    show_operators(counts, syncs, steps, console)
+    syncs = host_syncs(configs[0], STEPS)
+    show_operators(counts, syncs, console)
     with joined_world(options.device, options.threads) as world:
         data = {"environment": environment(world.device), "note": options.note, "rows": rows}
     data["operators"] = {"model": configs[0].model, **counts}
-    data["host_syncs"] = {"steps": steps, "found": syncs}
+    data["host_syncs"] = {"steps": STEPS, "found": syncs}
     save_json(data, options.out)
     console.print(f"written: {options.out}")
 

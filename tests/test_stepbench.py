@@ -14,7 +14,8 @@ from gpu_logicmix.stepbench import VARIANTS, measure_step, step_config
 
 
 def tiny(**options):
-    return step_config(**{"model": "test_byobnet", "weights": "none", "size": 32, "batch_size": 4, **options})
+    shared = {"model": "test_byobnet", "weights": "none", "size": 32, "batch_size": 4, "threads": 1}
+    return step_config(**shared | options)
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def bench(monkeypatch):
     return module
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def same_threads():
     threads = torch.get_num_threads()
     yield
@@ -77,7 +78,7 @@ def test_slower_augmentation_shows(monkeypatch):
         assert row["times_bare"] == seconds
 
 
-def test_command(tmp_path, same_threads):
+def test_command(tmp_path):
     out = tmp_path / "step.json"
     options = ["--model", "test_byobnet", "--size", 32, "--batch-size", 4, "--rounds", 1, "--threads", 1, "--out", out]
     code, text = run("bench", *options)
@@ -136,7 +137,7 @@ def test_operators_are_counted_where_they_belong(bench):
     assert deeper["model"] != with_all["model"]
 
 
-def test_script(bench, tmp_path, monkeypatch, same_threads):
+def test_script(bench, tmp_path, monkeypatch):
     out = tmp_path / "step.json"
     options = [
         "--model",
@@ -158,4 +159,4 @@ def test_script(bench, tmp_path, monkeypatch, same_threads):
     found = json.loads(out.read_text())
     assert found["note"] == "busy"
     assert [row["size"] for row in found["rows"]] == [32]
-    assert found["host_syncs"] == {"steps": 50, "found": []}
+    assert found["host_syncs"] == {"steps": bench.STEPS, "found": []}
