@@ -14,17 +14,15 @@ lint: $(VENV)/.dev  ## ruff: rules and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-demo: $(VENV)/.train  ## what LogicMix does to labels and images, as tables and two pictures in demo/
-	@mkdir -p demo
-	$(BIN)/python train.py stats shapes --known 0.3 --plot demo/stats.png
-	$(BIN)/python train.py preview shapes --known 0.3 --out demo/preview.png
-	$(BIN)/python examples/plain_loop.py
+demo: $(VENV)/.train  ## plain training against LogicMix: a table, and a page in demo/
+	$(BIN)/python train.py demo
 
 bench: $(VENV)/.bench  ## the speed tables of docs/benchmarks.md
 	$(BIN)/python bench/mix.py
 	$(BIN)/python bench/randaugment.py
 	$(BIN)/python bench/loader.py
 	$(BIN)/python bench/cft.py
+	$(BIN)/python bench/step.py
 
 clean:  ## remove the environment and everything generated
 	rm -rf $(VENV) demo build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

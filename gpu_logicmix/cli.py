@@ -99,7 +99,8 @@ def _escape(text: str) -> str:
 @app.callback(invoke_without_command=True)
 def _commands(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        console.print(context.get_help())
+        console.print("the demo; all commands: --help", highlight=False)
+        demo()
 
 
 def _open(data: str, split: str, size: int | None, options: list[str] | None, on_bad_image: str) -> ImageDataset:
@@ -567,6 +568,71 @@ def study(
         console.print(f"wrote {_escape(str(out / 'index.html'))}, results.csv, results.md and plots", highlight=False)
     if failed:
         raise ValueError(f"{len(failed)} runs failed; the first: {failed[0]}")
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        Path, typer.Option(help="Folder for the two runs and the page. An earlier demo in it is replaced.")
+    ] = Path("demo"),
+    seed: Seed = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few pictures and steps: only to see that all of it works.")
+    ] = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Plain training against LogicMix at 10 % known labels, in about two minutes on a laptop without a GPU.
+
+    Pictures of shapes are drawn on the fly, there is nothing to download. Prints a table, writes a page.
+
+    Example: gpu-logicmix demo --seed 1 --out demo-1
+    """
+    from gpu_logicmix.demo import run_demo
+    from gpu_logicmix.engine import Interrupted
+
+    try:
+        run_demo(out, quick=quick, console=console, seed=seed, device=device, threads=threads)
+    except (KeyboardInterrupt, Interrupted):
+        console.print("[yellow]stopped; the same command starts the demo afresh[/]")
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def bench(
+    model: Annotated[str, typer.Option(help="Any model of timm.")] = "resnet50",
+    weights: Annotated[str, typer.Option(help="hub, none or a file; they do not change the time.")] = "none",
+    size: Annotated[int, typer.Option(min=16, help="Images are SIZE x SIZE.")] = 224,
+    batch_size: BatchSize = 32,
+    device: Device = "auto",
+    threads: Threads = None,
+    amp: Annotated[
+        Enum("Amp", {name: name for name in ("auto", "bf16", "fp16", "off")}, type=str),
+        typer.Option(help="Mixed precision; auto: bfloat16 on CUDA."),
+    ] = "auto",
+    compile: Annotated[bool, typer.Option("--compile", help="torch.compile the model.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each variant.")] = 7,
+    out: Annotated[Path | None, typer.Option(help="Also write all of it here, as JSON.")] = None,
+) -> None:
+    """How much flip, RandAugment and LogicMix add to the training step of a model on this machine.
+
+    The step with and without each of them, taking turns in one process; medians.
+
+    Example: gpu-logicmix bench --model resnet101 --size 448 --batch-size 32
+    """
+    from rich.progress import Progress
+
+    from gpu_logicmix.stepbench import VARIANTS, measure_step, step_config, step_table
+
+    options = {"model": model, "weights": weights, "size": size, "batch_size": batch_size, "compile": compile}
+    config = step_config(**options, device=device, threads=threads, amp=getattr(amp, "value", amp))
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("steps", total=(rounds + 1) * len(VARIANTS))
+        result = measure_step(config, rounds, lambda: progress.advance(task))
+    console.print(step_table(result))
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
+        console.print(f"wrote {_escape(str(out))}")
 
 
 if __name__ == "__main__":
