@@ -544,14 +544,14 @@ def study(
     planned = studies.read_study(file, **{name: value for name, value in given.items() if value is not None})
     out = out or Path("studies") / "results" / file.stem
     if show_plan:
-        table = Table("table", "method", "known", "seed", "mAP", "run")
-        for plan in planned:
-            end = studies.result(out / "runs" / plan.folder, plan.config.cft)
-            done = "" if end is None else f"{end['mAP_cft' if plan.config.cft else 'mAP']:.2%}"
-            table.add_row(
-                _escape(plan.table), _escape(plan.method), f"{plan.known:g}", f"{plan.seed}", done, plan.folder
-            )
-        console.print(table)
+        for title in dict.fromkeys(plan.table for plan in planned):
+            table = Table("method", "known", "seed", "mAP", "run", title=_escape(title), title_justify="left")
+            for plan in planned:
+                if plan.table == title:
+                    end = studies.result(out / "runs" / plan.folder, plan.config.cft)
+                    done = "" if end is None else f"{end['mAP_cft' if plan.config.cft else 'mAP']:.2%}"
+                    table.add_row(_escape(plan.method), f"{plan.known:g}", f"{plan.seed}", done, plan.folder)
+            console.print(table)
         return
     failed = []
     try:
