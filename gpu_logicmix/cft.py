@@ -45,8 +45,9 @@ SCHEDULES = ("constant", "cosine")
 # Features are read in pieces of this many bytes. On a CPU a piece should still be in the cache when the gradient needs
 # it again; elsewhere it should be worth the launch.
 _PIECE_CPU, _PIECE_ELSEWHERE = 5 << 20, 1 << 28
+_SUMS = 1 << 28  # bytes for sums over pieces, before they are added up
 # On a CPU, with a smaller share of known labels than this, the unknown ones are left out of the products.
-_SPARSE = 0.2
+_SPARSE = 0.25
 
 
 @dataclass
@@ -238,7 +239,7 @@ class _Judge:
         self.labels = labels.gather(1, self.place)
         self.pattern = None
         if _leave_out_unknown(features, labels, like):
-            place, heads = (labels != -1).t().nonzero().unbind(1)
+            place, heads = (labels != -1).t().nonzero().t().contiguous()
             self.pattern = _pattern(self.rows[place], heads, (len(features), len(labels)), like)
             # Where each of them is in `self.labels`: it goes by head, and within a head by sample as well.
             self.slots = torch.empty_like(heads)
@@ -460,7 +461,7 @@ class _Known:
 
     def __init__(self, features: Tensor, labels: Tensor) -> None:
         self.features, self.shape = features, labels.shape
-        self.samples, self.heads = (labels != -1).nonzero().unbind(1)
+        self.samples, self.heads = (labels != -1).nonzero().t().contiguous()
         self.labels = labels[self.samples, self.heads]
 
     def everything(self) -> _SparseBatch:
@@ -469,27 +470,28 @@ class _Known:
 
     def batches(self, order: Tensor, batch_size: int, steps: int) -> Iterator[_SparseBatch]:
         """As `_batches`."""
-        place = _inverse(order)
-        walk = (
-            self.heads * len(order) + place.index_select(0, self.samples)
-        ).argsort()  # one head after the other, each in this order
+        place = _inverse(order).index_select(0, self.samples)
+        walk = (self.heads * len(order) + place).argsort()  # one head after the other, each in the given order
         starts = _starts(self.heads, self.shape[1])
         rank = torch.arange(len(walk)) - starts[:-1].repeat_interleave(starts.diff())
         return self._cut(torch.empty_like(walk).scatter_(0, walk, rank // batch_size), steps)
 
     def _cut(self, step: Tensor, steps: int) -> Iterator[_SparseBatch]:
         """Each label into the batch of its step."""
-        # A step needs about one sample in `steps`, so that many times the samples make a piece.
-        length = steps * max(1, _PIECE_CPU // (self.features.shape[1] * self.features.element_size()))
-        bags = -(-self.shape[0] // length) * self.shape[1]
-        bag, by_bag = ((step * bags) + self.samples // length * self.shape[1] + self.heads).sort(stable=True)
+        n, g = self.shape
+        width = self.features.shape[1] * self.features.element_size()
+        # A step needs about one sample in `steps`. Not so many pieces that the sums of the bags fill the memory.
+        pieces = min(-(-n * width // (_PIECE_CPU * steps)), _SUMS // (g * width))
+        length = -(-n // max(1, pieces))
+        bags = -(-n // length) * g
+        bag, by_bag = (step * bags + self.samples // length * g + self.heads).sort(stable=True)
         by_step = step.argsort(stable=True)
         turn = _inverse(by_step).index_select(0, by_bag)
         done, sizes = 0, step.bincount(minlength=steps).tolist()
         for t, (mine, bagged) in enumerate(zip(by_step.split(sizes), by_bag.split(sizes), strict=True)):
             samples, heads, labels = (each.index_select(0, mine) for each in (self.samples, self.heads, self.labels))
             yield _SparseBatch(
-                size=heads.bincount(minlength=self.shape[1]),
+                size=heads.bincount(minlength=g),
                 pattern=_pattern(samples, heads, self.shape, self.features),
                 labels=labels,
                 turn=turn[done : done + len(mine)] - done,
