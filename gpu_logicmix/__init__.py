@@ -34,6 +34,8 @@ _LATER = {
     "CurriculumLabels": "curriculum",
     "category_wise_fine_tune": "cft",
     "CFTRecord": "cft",
+    "Config": "config",
+    "fit": "engine",
 }
 
 __all__ = [

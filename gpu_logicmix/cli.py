@@ -396,7 +396,8 @@ def evaluate(
         return
     metrics = result.metrics
     title = f"{result.weights}: mAP {metrics.mAP:.2%} on {result.images:,} images"
-    table = Table(title=_escape(title), title_justify="left")
+    console.print(_escape(title), highlight=False, soft_wrap=True)
+    table = Table()
     for heading in ("", "CP", "CR", "CF1", "OP", "OR", "OF1"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, row in (("probability above 0.5", metrics.threshold), ("at most three an image", metrics.top3)):
@@ -448,7 +449,7 @@ def predict(
         run, images, weights and weights.value, console=console, **options
     )
     table = Table("image", "likeliest categories")
-    best = probabilities.sort(1, descending=True, stable=True).indices[:, :top]
+    best = probabilities.sort(dim=1, descending=True, stable=True).indices[:, :top]
     for name, row, chosen in list(zip(names, probabilities, best.tolist(), strict=True))[:20]:
         table.add_row(_escape(name), ", ".join(f"{_escape(categories[c])} {row[c]:.0%}" for c in chosen))
     console.print(table)
@@ -543,14 +544,14 @@ def study(
     planned = studies.read_study(file, **{name: value for name, value in given.items() if value is not None})
     out = out or Path("studies") / "results" / file.stem
     if show_plan:
-        table = Table("table", "method", "known", "seed", "mAP", "run")
-        for plan in planned:
-            end = studies.result(out / "runs" / plan.folder, plan.config.cft)
-            done = "" if end is None else f"{end['mAP_cft' if plan.config.cft else 'mAP']:.2%}"
-            table.add_row(
-                _escape(plan.table), _escape(plan.method), f"{plan.known:g}", f"{plan.seed}", done, plan.folder
-            )
-        console.print(table)
+        for title in dict.fromkeys(plan.table for plan in planned):
+            table = Table("method", "known", "seed", "mAP", "run", title=_escape(title), title_justify="left")
+            for plan in planned:
+                if plan.table == title:
+                    end = studies.result(out / "runs" / plan.folder, plan.config.cft)
+                    done = "" if end is None else f"{end['mAP_cft' if plan.config.cft else 'mAP']:.2%}"
+                    table.add_row(_escape(plan.method), f"{plan.known:g}", f"{plan.seed}", done, plan.folder)
+            console.print(table)
         return
     failed = []
     try:

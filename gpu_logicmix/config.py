@@ -96,6 +96,10 @@ class Config:
     )
     freeze: int = _option("Model", 0, "Stages of the backbone not to train, from the image on; -1: all.", low=-1)
 
+    batch_norm: str = _option(
+        "Model", "train", "eval: keep the statistics of the weights; for few images.", choices=("train", "eval")
+    )
+
     epochs: int = _option("Optimiser", 60, "Passes through the data.", low=1)
     batch_size: int = _option("Optimiser", 32, "Images a step, in each process.", low=1)
     accumulate: int = _option("Optimiser", 4, "Steps whose gradients make one update.", low=1)
@@ -200,7 +204,7 @@ def make_config(given: Mapping[str, Any], preset: str | None = None, file: str |
     preset = preset or in_file.pop("preset", None)
     in_file.pop("preset", None)
     if preset is not None:
-        if preset not in PRESETS:
+        if preset not in list(PRESETS):  # a list, since a file may have anything there
             raise ValueError(f"preset={preset!r}: must be one of {', '.join(PRESETS)}")
         chosen |= PRESETS[preset]
     for name in in_file:
@@ -230,8 +234,9 @@ def to_toml(config: Config) -> str:
             panel = f.metadata["panel"]
             lines += ["", f"# {panel}"]
         if value is not None:
-            # JSON's strings, numbers, booleans and lists of strings are TOML's.
-            lines.append(f"{f.name} = {json.dumps(value, ensure_ascii=False)}")
+            # JSON's strings, numbers, booleans and lists of strings are TOML's, but for one character.
+            text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            lines.append(f"{f.name} = {text}")
     return "\n".join(lines).lstrip() + "\n"
 
 

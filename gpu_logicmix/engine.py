@@ -93,8 +93,8 @@ FREE = {
 }  # fmt: skip
 
 
-class Interrupted(Exception):
-    """The run was asked to stop, and has saved."""
+class Interrupted(BaseException):
+    """The run was asked to stop. No Exception, as KeyboardInterrupt is none: it may come anywhere."""
 
     def __init__(self, signum: int, words: str) -> None:
         super().__init__(words)
@@ -103,10 +103,11 @@ class Interrupted(Exception):
 
 # -------------------------------------------------------------------------------------------------------------- signals
 class StopSignals:
-    """SIGTERM and Ctrl-C are noted and acted upon between two updates; a second one is not waited for."""
+    """SIGTERM and Ctrl-C. While `patient` they are noted, and acted upon when there is something to save; a second one
+    is not waited for. At other times they end the run at once: what there is to save has been saved."""
 
-    def __init__(self) -> None:
-        self.signum = 0
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.signum, self.patient = folder, 0, False
 
     def __enter__(self) -> StopSignals:
         self.before = {}
@@ -120,9 +121,14 @@ class StopSignals:
             signal.signal(signum, handler)
 
     def _note(self, signum: int, frame) -> None:
-        if self.signum:
-            raise KeyboardInterrupt
+        if self.signum or not self.patient:
+            self.stop(signum, "stopped")
         self.signum = signum
+
+    def stop(self, signum: int, words: str) -> None:
+        saved = (self.folder / "last.pt").exists()
+        go_on = f"; go on with: gpu-logicmix fit --out {self.folder} --resume"
+        raise Interrupted(signum, words + (go_on if saved else " before the first checkpoint"))
 
 
 # -------------------------------------------------------------------------------------------------------------- the run
@@ -135,7 +141,7 @@ class Run:
         self.train_set, full = open_train(config)
         self.val_set = open_val(config)
         if self.val_set.categories != self.train_set.categories:
-            raise DataError(f"{config.val}: its categories are not those of {config.data}")
+            raise DataError(f"{config.val or config.data}: its categories are not those of {config.data} to train on")
         self.fingerprint = fingerprint(self.train_set)
         torch.manual_seed(config.seed)
         self.model = make_model(config, len(self.train_set.categories)).to(device, memory_format=torch.channels_last)
@@ -211,17 +217,20 @@ class Run:
         """One step: augment, forward, backward, and the update of the weights if it is due. Waits for nothing."""
         config = self.config
         seed_step(config.seed, self.step, self.world.rank)
-        if not len(images):
-            # All of it could not be read. Two black images without known labels keep the processes in step.
-            images = images.new_zeros(2, *images.shape[1:])
-            targets = torch.full((2, targets.shape[1]), -1, dtype=targets.dtype, device=targets.device)
-        elif self.curriculum is not None:
-            targets = self.curriculum.lookup(index)
-        images, targets, mixed = self.augment(images, targets)
+        mixed = None
+        if len(images):
+            if self.curriculum is not None:
+                targets = self.curriculum.lookup(index)
+            images, targets, mixed = self.augment(images, targets)
+        # Batch norm needs two images, and the processes must stay in step where one of them could read none: there are
+        # always two, and the loss sees those that are real.
+        shown = images
+        if len(images) < 2:
+            shown = torch.cat((images, images)) if len(images) else images.new_zeros(2, *images.shape[1:]).float()
         together = contextlib.nullcontext() if update or self.world.size == 1 else self.net.no_sync()
         with together:
             with autocast(config, self.world.device):
-                logits = self.net(images)
+                logits = self.net(shown)[: len(images)]
             extra = (mixed,) if config.loss == "dp-asl" else ()
             loss = self.loss(logits, targets, *extra)
             self.scaler.scale(loss / self.scale).backward()
@@ -248,13 +257,18 @@ class Run:
         if self.ema is not None:
             self.ema.update(self.model, step=self.updates)
 
-    def check_finite(self) -> None:
-        """Waits for the device."""
-        bad = self.world.any(int(self.first_bad))
+    def check_finite(self, *, weights: bool = False) -> None:
+        """Stop if the loss was no number in some step, or a weight is none now. Waits for the device."""
+        bad, what = self.world.any(int(self.first_bad)), "loss"
+        if bad < 0 and weights:
+            largest = torch.stack(torch._foreach_norm([p.detach() for p in self.params], math.inf)).max()
+            bad, what = (-1 if math.isfinite(largest) else self.step), "largest weight"
         if bad >= 0:
+            saved = (self.folder / "last.pt").exists()
+            before = f"the last checkpoint in {self.folder} is from before" if saved else "there is no checkpoint yet"
             raise RunError(
-                f"the loss is no number any more in step {bad} (epoch {(bad - 1) // self.steps + 1}); the last "
-                f"checkpoint in {self.folder} is from before. A smaller --lr or --amp off may help"
+                f"the {what} is no number any more in step {bad} (epoch {(bad - 1) // self.steps + 1}); {before}. "
+                "A smaller --lr or --amp off may help"
             )
 
     def train_epoch(self, log: Log, tick: Callable[..., None], stop: StopSignals) -> None:
@@ -276,7 +290,7 @@ class Run:
             self.seconds += time.perf_counter() - began
             point = self.step % config.log_every == 0 or at == self.steps
             if point:
-                self.check_finite()
+                self.check_finite(weights=at == self.steps)
                 self._log_step(log, *mark)
                 mark = self.step, self.seconds, self.waited
             # Whether to stop or save: one process may decide at any step; several have to agree, at logging points.
@@ -284,11 +298,11 @@ class Run:
                 asked = world.any(stop.signum)
                 due = world.any(time.perf_counter() - saved > config.save_every * 60 and at < self.steps)
             if update and (asked or due):
-                self.check_finite()
+                self.check_finite(weights=True)
                 self.save()
                 saved, due = time.perf_counter(), 0
                 if asked:
-                    self._interrupt(asked)
+                    stop.stop(asked, f"stopped at step {self.step}")
 
     def _log_step(self, log: Log, step: int, seconds: float, waited: float) -> None:
         """Since `step`, when the clocks stood at `seconds` and `waited`. Waits for the device."""
@@ -302,11 +316,6 @@ class Run:
             lr=self.optimizer.param_groups[-1]["lr"],
             images_per_second=(self.step - step) * self.config.batch_size * self.world.size / took,
             waiting=(self.waited - waited) / took,
-        )
-
-    def _interrupt(self, signum: int) -> None:
-        raise Interrupted(
-            signum, f"stopped at step {self.step}; go on with: gpu-logicmix fit --out {self.folder} --resume"
         )
 
     # ------------------------------------------------------------------------------------------------- end of an epoch
@@ -331,7 +340,7 @@ class Run:
             tick(images * self.world.size)
             if stop.signum and self.world.size == 1:
                 self.save()  # `closed` says that the end of this epoch is still to be worked through
-                self._interrupt(stop.signum)
+                stop.stop(stop.signum, f"stopped at step {self.step}")
 
         if self.world.size > 1 and self.ema is not None:
             for buffer in self.ema.module.buffers():  # those of batch norms have seen each rank's own samples
@@ -364,7 +373,8 @@ class Run:
             if counts["positives"] + counts["negatives"] and counts["precision"] is not None:
                 words += f" ({counts['precision']:.1%} right)"
         log.write("epoch", **line)
-        if due and (scores["mAP"] > self.best or not self.best_epoch):
+        # The last is as good as any where there is nothing to compare by: no category has a known positive.
+        if due and not scores["mAP"] <= self.best:
             self.best, self.best_epoch = scores["mAP"], epoch
             if self.world.main:
                 best = {"ema": self.shown.state_dict(), "step": self.step, "epoch": epoch, "mAP": self.best}
@@ -450,7 +460,7 @@ class Run:
         if state["steps"] != self.steps:
             raise RunError(
                 f"{self.folder}: its checkpoint has {state['steps']} steps in an epoch, this run {self.steps}; start "
-                "as many processes as before, or change --batch-size so that the batch of all of them is as before"
+                "as many processes as before"
             )
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
@@ -480,6 +490,7 @@ def make_model(config: Config, categories: int, weights: str | Path | None = Non
         dropout=config.dropout,
         image_size=config.size,
         freeze=config.freeze,
+        batch_norm=config.batch_norm,
     )
 
 
@@ -522,7 +533,11 @@ def fit(
     folder = Path(folder)
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0 and resume == "never":
         resume = "auto"  # torchrun has started us again after a failure
-    with joined_world(config.device, config.threads) as world, contextlib.ExitStack() as stack:
+    with (
+        joined_world(config.device, config.threads) as world,
+        StopSignals(folder) as stop,
+        contextlib.ExitStack() as stack,
+    ):
         console = (console or Console()) if world.main else Console(quiet=True)
 
         def say(text: str) -> None:
@@ -551,13 +566,15 @@ def fit(
         _log_start(run, log, command)
         total, done = _images_to_do(run)
         own = progress_bar(console, total, "training", done) if tick is None else contextlib.nullcontext(tick)
-        with StopSignals() as stop, own as bar:
+        with own as bar:
+            stop.patient = True
             while run.closed < config.epochs:
                 if run.step < (run.closed + 1) * run.steps:
                     run.train_epoch(log, bar, stop)
                 run.close_epoch(log, bar, stop)
                 if signum := world.any(stop.signum):
-                    run._interrupt(signum)
+                    stop.stop(signum, f"stopped after epoch {run.closed}")
+            stop.patient = False
         end = _finish(run, log)
         if config.cft:
             end["mAP_cft"] = fine_tune(folder, world=world, console=console, run=run).get("mAP")
@@ -579,7 +596,7 @@ def _state_to_go_on_from(folder: Path, resume: str, warn: Callable[[str], None])
 def finished(folder: Path, before: dict[str, Any], config: Config) -> dict[str, Any] | None:
     """The last line of a run's log if all of it, with these options, is done."""
     lines = read_log(folder)
-    parts = ("keep", "cft", "cft_epochs", "cft_lr", "cft_method")
+    parts = ("data", "val", "keep", "cft", "cft_epochs", "cft_lr", "cft_method")
     same = all(before.get(f) == v for f, v in asdict(config).items() if f not in FREE or f in parts)
     return lines[-1] if same and lines and lines[-1]["kind"] == "end" else None
 

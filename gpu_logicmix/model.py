@@ -41,6 +41,7 @@ class Classifier(nn.Module):
         self.messages: list[str] = []
         # By name: a copy of the model, or one with its batch norms exchanged for synchronised ones, has its own.
         self._always_eval: list[str] = []
+        self.fixed_batch_norm = False
         self.normalises = mean is not None
         # In the state dict even where they do nothing: a checkpoint says how its images were normalised.
         self.register_buffer("mean", torch.zeros(3, 1, 1) if mean is None else mean)
@@ -120,6 +121,10 @@ class Classifier(nn.Module):
 
     def train(self, mode: bool = True) -> Classifier:
         super().train(mode)
+        if self.fixed_batch_norm:
+            for module in self.backbone.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
         for name in self._always_eval:
             self.get_submodule(name).eval()
         return self
@@ -153,6 +158,7 @@ def build_model(
     dropout: float = 0.0,
     image_size: int | None = None,
     freeze: int = 0,
+    batch_norm: str = "train",
     **timm_options,
 ) -> Classifier:
     """A timm model by name with a head for `num_classes` categories.
@@ -167,10 +173,14 @@ def build_model(
     dropout: before the last linear layer.
     image_size: for networks that are made for one size, such as plain transformers; the others take any.
     freeze: the first stages not to train, see `Classifier.freeze`.
+    batch_norm: "train", or "eval": batch norms keep the statistics they came with, also where they are trained. For few
+        images or small batches, whose own statistics are poor.
     timm_options: go to `timm.create_model`, e.g. `drop_path_rate`.
     """
     if head not in HEADS:
         raise ValueError(f"head={head!r}: must be one of {', '.join(HEADS)}")
+    if batch_norm not in ("train", "eval"):
+        raise ValueError(f"batch_norm={batch_norm!r}: must be train or eval")
     if normalisation not in NORMALISATIONS:
         raise ValueError(f"normalisation={normalisation!r}: must be one of {', '.join(NORMALISATIONS)}")
     for option, number in (("num_classes", num_classes), ("hidden", hidden)):
@@ -201,7 +211,8 @@ def build_model(
     model = Classifier(backbone, nn.Sequential(*layers), mean, std)
     if state is not None:
         (_load_ours if ours else _load_timm)(model, state, name, weights)
-    return model.freeze(freeze) if freeze else model
+    model.fixed_batch_norm = batch_norm == "eval"
+    return model.freeze(freeze) if freeze else model.train()
 
 
 def _backbone(name: str, pretrained: bool, image_size: int | None, options: dict) -> nn.Module:

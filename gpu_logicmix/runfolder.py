@@ -44,11 +44,20 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    with _or_say(path), written_whole(path, "wb") as file:
+        torch.save(state, file)
+
+
+@contextlib.contextmanager
+def _or_say(path: Path) -> Iterator[None]:
+    """A full disk, in one line that names the file."""
     try:
-        with written_whole(path, "wb") as file:
-            torch.save(state, file)
-    except (OSError, RuntimeError) as error:  # torch reports a short write as a RuntimeError
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        yield
+    except (OSError, RuntimeError) as error:
+        cause: BaseException = error
+        while cause.__context__ is not None and not isinstance(cause, OSError):
+            cause = cause.__context__  # torch has an error of its own on top
+        reason = getattr(cause, "strerror", None) or str(error).splitlines()[0]
         raise RunError(
             f"{path}: cannot be written ({reason}); what was saved before is whole. Make room, then go on with --resume"
         ) from error
@@ -93,7 +102,8 @@ def read_last(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | Non
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """This process alone works in the folder. The system lets go of the lock when a process dies, however it dies."""
+    """This process alone works in the folder. The system lets go of the lock when it dies, however it dies; and that at
+    once: the processes that decode for it, which may live for seconds more, do not inherit POSIX locks."""
     try:
         import fcntl
     except ImportError:  # Windows: it is up to the user
@@ -101,8 +111,8 @@ def locked(folder: Path) -> Iterator[None]:
         return
     with open(folder / "lock", "a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
             file.seek(0)
             owner = file.read().strip() or "unknown"
             raise RunError(
@@ -118,12 +128,12 @@ def locked(folder: Path) -> Iterator[None]:
 def write_model(path: Path, model: nn.Module, categories: list[str]) -> None:
     """Weights as safetensors, with the names of the categories in its header."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    with written_whole(path, "wb") as file:
+    with _or_say(path), written_whole(path, "wb") as file:
         file.write(to_safetensors(tensors, metadata={"categories": json.dumps(categories)}))
 
 
 def write_predictions(path: Path, logits: Tensor, rows: np.ndarray, dataset: ImageDataset) -> None:
-    with written_whole(path, "wb") as file:
+    with _or_say(path), written_whole(path, "wb") as file:
         np.savez_compressed(
             file,
             logits=logits[rows].numpy(),
@@ -165,10 +175,11 @@ class Log:
         if not self.enabled:
             return
         line = json.dumps({"kind": kind, **no_nan(values)})
-        with open(self.file, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
-        if kind == "epoch":
-            self._write_csv()
+        with _or_say(self.file):
+            with open(self.file, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+            if kind == "epoch":
+                self._write_csv()
         if self.board is not None and "step" in values:
             for name, value in values.items():
                 if isinstance(value, (int, float)) and name not in ("step", "epoch"):
@@ -178,7 +189,8 @@ class Log:
     def _write_csv(self) -> None:
         epochs = [line for line in read_log(self.folder) if line["kind"] == "epoch"]
         text = io.StringIO()
-        writer = csv.DictWriter(text, [key for key in epochs[-1] if key != "kind"], extrasaction="ignore")
+        columns = dict.fromkeys(key for line in epochs for key in line)  # not every epoch was validated
+        writer = csv.DictWriter(text, [key for key in columns if key != "kind"], extrasaction="ignore")
         writer.writeheader()
         writer.writerows(epochs)
         write_whole(self.folder / "epochs.csv", text.getvalue())

@@ -68,8 +68,8 @@ def joined_world(device: str = "auto", threads: int | None = None) -> Iterator[W
         device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=chosen).item()  # what is no device for arithmetic, as "meta", says so here
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise RunError(f"device={device!r}: {str(error).splitlines()[0]}") from None
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -77,9 +77,13 @@ def joined_world(device: str = "auto", threads: int | None = None) -> Iterator[W
     if size == 1:
         yield World(0, 1, chosen)
         return
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    # torchrun keeps one store over all its restarts: without a name of its own, a process would find the addresses of
+    # those that are dead.
+    store, rank, size = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
     try:
-        yield World(dist.get_rank(), size, chosen)
+        yield World(rank, size, chosen)
     finally:
         dist.destroy_process_group()
 
@@ -92,7 +96,11 @@ def open_labeled(config: Config, spec: str, split: str) -> ImageDataset:
         name, equals, value = option.partition("=")
         if not equals:
             raise DataError(f"option {option!r}: write NAME=VALUE")
+        if name in ("spec", "split", "size", "on_bad_image"):
+            raise DataError(f"option {option!r}: no option of a dataset")
         options[name] = value
+    if spec.partition(":")[0] != config.data.partition(":")[0]:
+        options = {}  # they are those of another format
     dataset = open_dataset(spec, split, config.size, on_bad_image=config.on_bad_image, **options)
     if not len(dataset):
         raise DataError(f"{spec} {split}: has no images")
@@ -105,6 +113,8 @@ def _rows(config: Config, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the training set to train on, and to hold out. Neither depends on the seed of the run."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
     held = round(count * config.holdout)
+    if config.holdout and not 0 < held < count:
+        raise DataError(f"holdout={config.holdout:g}: of {count} images that are {held}; both parts need some")
     return np.sort(order[held:][: config.images]), np.sort(order[:held])
 
 
@@ -114,12 +124,15 @@ def open_train(config: Config) -> tuple[ImageDataset, np.ndarray]:
     dataset = open_labeled(config, config.data, "train")
     full = dataset.labels
     dataset.labels, _ = hide(full, config.known, config.protocol, config.seed)
-    if not (dataset.labels == 1).any():
-        raise DataError(f"{config.data}: no label is known to be present, there is nothing to learn from; known more?")
     rows, _ = _rows(config, len(dataset))
-    if len(rows) == len(dataset):
-        return dataset, full
-    return dataset.take(rows), full[rows]
+    if len(rows) < len(dataset):
+        dataset, full = dataset.take(rows), full[rows]
+    if not (dataset.labels == 1).any():
+        raise DataError(
+            f"{config.data}: of the labels of {len(dataset):,} images none is known to be present, there is nothing to "
+            "learn from; a larger --known or more images may help"
+        )
+    return dataset, full
 
 
 def open_val(config: Config) -> ImageDataset:
@@ -177,10 +190,28 @@ def make_loss(config: Config, reduction: str = "sum") -> PartialLoss:
     return (DecoupledAsymmetricLoss if config.loss == "dp-asl" else PartialAsymmetricLoss)(**policy, **shared)
 
 
+def _batches(loader) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """What goes wrong in a process that decodes, in the words it has when there is none."""
+    try:
+        yield from loader
+    except DataError as error:
+        if not str(error).startswith("Caught "):
+            raise
+        # torch has put the traceback before it, and the name of the class.
+        raise type(error)(str(error).strip().splitlines()[-1].partition(": ")[2]) from error
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise RunError(
+            f"a process that decodes images has died ({str(error).splitlines()[0]}); if memory ran out, fewer "
+            "--workers may help. Go on with --resume"
+        ) from error
+
+
 def moved(loader, device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Batches on the device; on CUDA the next one travels on a stream of its own while this one trains."""
     if device.type != "cuda":
-        for batch in loader:
+        for batch in _batches(loader):
             yield tuple(part.to(device) for part in batch)
         return
     stream = torch.cuda.Stream(device)
@@ -190,7 +221,7 @@ def moved(loader, device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor
             return tuple(part.to(device, non_blocking=True) for part in batch)
 
     coming = None
-    for batch in loader:
+    for batch in _batches(loader):
         now, coming = coming, move(batch)
         if now is not None:
             yield now
@@ -244,6 +275,7 @@ def predict_rows(
         out = world.sum_(whole.to(world.device)).cpu()
         seen = world.sum_(seen.to(world.device)).cpu()
     if out is None or not seen.any():
-        raise DataError(f"{dataset.name} {dataset.split}: none of the {len(dataset)} images can be read")
+        first = next(iter(dataset.bad_images()), "")
+        raise DataError(f"{dataset.name} {dataset.split}: none of the {len(dataset)} images can be read. {first}")
     good = seen.nonzero()[:, 0].numpy()
     return out, good

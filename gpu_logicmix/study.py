@@ -39,7 +39,6 @@ import math
 import statistics
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +46,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from gpu_logicmix.config import OPTION_TYPES, Config, read_toml
+from gpu_logicmix.config import OPTION_TYPES, Config, changed, read_toml
 from gpu_logicmix.data.files import waited_lock, write_whole, written_whole
 from gpu_logicmix.engine import FREE, fit
 from gpu_logicmix.runfolder import RunError, read_log
@@ -73,8 +72,9 @@ class Planned(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The same for runs that train the same, whatever table they are in, fine-tuned at the end or not."""
-        parts = {k: v for k, v in asdict(self.config).items() if k not in FREE or k == "keep"}
+        """The same for runs that train the same, whatever table they are in, fine-tuned at the end or not; and still the
+        same when `fit` gets new options one day."""
+        parts = {k: v for k, v in changed(self.config).items() if k not in FREE or k == "keep"}
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self.config.mix}-known{self.known:g}-seed{self.seed}-{digest}"
 

@@ -463,3 +463,22 @@ def test_real_weights_see_what_is_in_real_images(shared):
     ]
     with torch.no_grad():
         torch.testing.assert_close(ours.features(batch[:4]), features[:4])
+
+
+def test_batch_norm_eval_keeps_statistics_but_trains_scales():
+    torch.manual_seed(0)
+    images = torch.rand(4, 3, 32, 32)
+    kept = build_model("test_resnet", 3, batch_norm="eval")
+    moved = build_model("test_resnet", 3)
+    moved.load_state_dict(kept.state_dict())
+    before = {name: value.clone() for name, value in kept.named_buffers()}
+    for model in (kept, moved):
+        model.eval()
+        model.train()(images).sum().backward()
+    assert all(torch.equal(value, before[name]) for name, value in kept.named_buffers())
+    assert not all(torch.equal(value, before[name]) for name, value in moved.named_buffers())
+    norms = [m for m in kept.backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert norms
+    assert all(m.weight.grad is not None for m in norms)
+    with pytest.raises(ValueError, match="batch_norm='frozen': must be train or eval"):
+        build_model("test_resnet", 3, batch_norm="frozen")

@@ -7,6 +7,7 @@ for images, targets, index in loader:       # uint8 [B, 3, S, S], int8 [B, C], i
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -109,4 +110,12 @@ def make_loader(
         pin_memory=torch.cuda.is_available(),
         persistent_workers=workers > 0,
         prefetch_factor=4 if workers else None,
+        worker_init_fn=_apart,
     )
+
+
+def _apart(worker: int) -> None:
+    """Ctrl-C, and torchrun's SIGTERM, go to a group of processes. Workers leave it: the main process decides when to
+    stop, and needs them until then."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
