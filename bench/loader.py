@@ -21,8 +21,6 @@ else is the same.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
 import json
 import os
 import platform
@@ -44,6 +42,7 @@ from torch.utils.data import DataLoader, Dataset
 from gpu_logicmix import GPULogicMix, __version__, logic_or
 from gpu_logicmix.data import ImageDataset, cache_dataset, make_loader, open_dataset
 from gpu_logicmix.data.cache import image_progress
+from gpu_logicmix.step import keep_memory
 
 RESULTS = Path(__file__).parent / "results"
 P = 0.5
@@ -216,16 +215,6 @@ def other_runs(file: Path, report: dict) -> list[dict]:
     return [run for run in old["runs"] if run["workers"] not in measured]
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep freed memory, as CUDA's allocator does, instead of giving it back and clearing it page by page for
-    each new batch: that costs more than the work itself, in some epochs and not in others, and for all methods."""
-    mmap_max, trim_threshold = -4, -1
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, 2**31 - 1)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="dataset, as coco:PATH; JPEGs are made if none is given")
@@ -239,7 +228,7 @@ def main() -> None:
     parser.add_argument("--name", default="loader", help="results/NAME.json and .png are written")
     options = parser.parse_args()
     console, device = Console(), torch.device(options.device)
-    keep_freed_memory()
+    keep_memory()  # as CUDA's allocator does
 
     with tempfile.TemporaryDirectory() as folder:
         spec = options.data or make_photos(Path(folder), options.count)

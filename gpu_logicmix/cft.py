@@ -10,8 +10,9 @@ on those, the original one among them: on the held-out labels no category gets w
 
 A head has only its own row of the weight, so the heads are independent problems. Here they are solved side by side: one
 matrix product for all of them, and whatever an optimiser would keep once (steps taken, moments, learning rate, best
-state) is a tensor with an entry for each head. The result is that of fitting them one after the other, which comes
-down to how mini-batches are drawn. Each epoch draws *one* random order of the samples, and each head goes through its
+state) is a tensor with an entry for each head. On a CPU, where few labels are known, the product is one that leaves out
+the unknown ones. The result is that of fitting the heads one after the other, which comes down to how mini-batches are
+drawn. Each epoch draws *one* random order of the samples, and each head goes through its
 own known labels in that order, `batch_size` at a time. Seen from any one head, that is a uniform shuffle of its labels.
 Seen from all of them, the same step needs nearly the same stretch of samples, which is gathered once and multiplied
 once. Nothing a head sees depends on what other heads there are.
@@ -34,6 +35,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from gpu_logicmix.labels import check_labels
 from gpu_logicmix.metrics import average_precision
@@ -43,7 +45,8 @@ SCHEDULES = ("constant", "cosine")
 # Features are read in pieces of this many bytes. On a CPU a piece should still be in the cache when the gradient needs
 # it again; elsewhere it should be worth the launch.
 _PIECE_CPU, _PIECE_ELSEWHERE = 5 << 20, 1 << 28
-# On a CPU, with a smaller share of known labels than this, the loss is computed at these alone.
+_SUMS = 1 << 28  # bytes for sums over pieces, before they are added up
+# On a CPU, with a smaller share of known labels than this, the unknown ones are left out of the products.
 _SPARSE = 0.25
 
 
@@ -150,7 +153,7 @@ def category_wise_fine_tune(
 
     generator = torch.Generator().manual_seed(seed)
     fit, held, skipped = split_known(labels, holdout, min_known, generator)
-    judge = _Judge(features, held)
+    judge = _Judge(features, held, weight)
     original = [weight.detach(), bias.detach()[:, None]]
     now, best = ([tensor.clone() for tensor in original] for _ in range(2))
     if method == "adam":
@@ -190,7 +193,7 @@ def category_wise_fine_tune(
         skipped=skipped,
     )
     if evaluation is not None:
-        judge = _Judge(*evaluation)
+        judge = _Judge(*evaluation, weight)
         record.evaluation_before, record.evaluation_after = judge(*original).cpu(), judge(*best).cpu()
     return best[0], best[1][:, 0], record
 
@@ -226,7 +229,7 @@ def split_known(
 class _Judge:
     """AP [C] of heads on the known ones of `labels` [C, N]."""
 
-    def __init__(self, features: Tensor, labels: Tensor) -> None:
+    def __init__(self, features: Tensor, labels: Tensor, like: Tensor) -> None:
         known = labels != -1
         self.features, self.rows = features, known.any(0).nonzero()[:, 0]
         # Known labels to the front, so that what is sorted is as long as the category with most of them, not N.
@@ -234,8 +237,19 @@ class _Judge:
         labels = labels.index_select(1, self.rows)
         self.place = (labels == -1).to(torch.int8).argsort(dim=1, stable=True)[:, :longest]
         self.labels = labels.gather(1, self.place)
+        self.pattern = None
+        if _leave_out_unknown(features, labels, like):
+            place, heads = (labels != -1).t().nonzero().t().contiguous()
+            self.pattern = _pattern(self.rows[place], heads, (len(features), len(labels)), like)
+            # Where each of them is in `self.labels`: it goes by head, and within a head by sample as well.
+            self.slots = torch.empty_like(heads)
+            self.slots[heads.argsort(stable=True)] = (self.labels != -1).view(-1).nonzero()[:, 0]
 
     def __call__(self, weight: Tensor, bias: Tensor) -> Tensor:
+        if self.pattern is not None:
+            logits = weight.new_zeros(self.labels.shape)
+            logits.view(-1)[self.slots] = _logits_at(self.pattern, self.features, weight, bias)
+            return _average_precision(logits, self.labels)
         logits = [torch.addmm(bias[:, 0], x, weight.t()) for x in _pieces(self.features, self.rows, weight)]
         logits = torch.cat(logits) if logits else weight.new_zeros(0, len(weight))
         return _average_precision(logits.t().gather(1, self.place), self.labels)
@@ -257,8 +271,24 @@ def _pieces(features: Tensor, rows: Tensor, like: Tensor) -> Iterator[Tensor]:
 
 
 # -------------------------------------------------------------------------------------------- Adam, all heads at a time
-# The samples [w] that a step needs, their labels [w, G] with -1 for those not in the batch, and how many are [G].
-Batch = tuple[Tensor, Tensor, Tensor]
+class _Batch(NamedTuple):
+    """Labels of a step of G heads, as a table of the samples that any of them needs."""
+
+    size: Tensor  # [G] labels of each head
+    rows: Tensor  # [w] samples
+    labels: Tensor  # [w, G], -1 for those not in the batch
+
+
+class _SparseBatch(NamedTuple):
+    """The same as a list of K labels, sorted by sample, and again in bags: one for each head and piece of the features,
+    so that a piece is still in the cache when the next head needs it."""
+
+    size: Tensor  # [G]
+    pattern: Tensor  # [N, G] sparse: where they are
+    labels: Tensor  # [K]
+    turn: Tensor  # [K] which of them comes next in the bags
+    rows: Tensor  # [K] its sample
+    bags: Tensor  # [pieces * G + 1] where each bag starts
 
 
 class _Group(NamedTuple):
@@ -268,7 +298,8 @@ class _Group(NamedTuple):
     steps: int
     labels: Tensor  # [N, G] to fit
     needed: Tensor  # [N] bool: samples with any label to fit
-    everything: Batch  # all labels as one batch
+    known: _Known | None  # labels to fit, if unknown ones are to be left out
+    everything: _Batch | _SparseBatch  # all labels as one batch
 
 
 class _Adam:
@@ -293,6 +324,8 @@ class _Adam:
         for group in self.groups:
             if self.batch_size is None:
                 self._go_through(group.heads, [group.everything])
+            elif group.known is not None:
+                self._go_through(group.heads, group.known.batches(order, self.batch_size, group.steps))
             else:
                 needed = order[group.needed[order]]
                 self._go_through(group.heads, _batches(group.labels, needed, self.batch_size, group.steps))
@@ -307,20 +340,24 @@ class _Adam:
             labels = self.labels.index_select(1, heads)
             needed = (labels != -1).any(1)
             rows = needed.nonzero()[:, 0]
-            everything = (rows, labels.index_select(0, rows), (labels != -1).sum(0))
-            groups.append(_Group(heads, steps, labels, needed, everything))
+            everything = _Batch((labels != -1).sum(0), rows, labels.index_select(0, rows))
+            known = None
+            if _leave_out_unknown(self.features, everything.labels, self.heads[0]):
+                known = _Known(self.features, labels)
+                everything = known.everything()
+            groups.append(_Group(heads, steps, labels, needed, known, everything))
         return groups
 
-    def _go_through(self, heads: Tensor, batches: Iterable[Batch]) -> None:
+    def _go_through(self, heads: Tensor, batches: Iterable[_Batch | _SparseBatch]) -> None:
         state = [tensor[heads] for tensor in (*self.heads, *self.moments)]
         taken, last, lr = self.taken[heads], self.last[heads], self.lr[heads]
-        for rows, labels, size in batches:
-            few = labels.device.type == "cpu" and int(size.sum()) < _SPARSE * labels.numel()  # a GPU would have to wait
-            gradients = _gradients(self.features, rows, labels, *state[:2], self.loss, few)
+        for batch in batches:
+            method = _sparse_gradients if isinstance(batch, _SparseBatch) else _gradients
+            gradients = method(self.features, batch, *state[:2], self.loss)
             rate = lr * (0.5 + 0.5 * (math.pi * taken / last).cos()) if self.schedule == "cosine" else lr
             taken += 1
             for gradient, *tensors in zip(gradients, state[0:2], state[2:4], state[4:6], strict=True):
-                _adam_step(gradient.div_(size[:, None]), *tensors, taken, rate, self.betas, self.eps)
+                _adam_step(gradient.div_(batch.size[:, None]), *tensors, taken, rate, self.betas, self.eps)
         self.taken[heads] = taken
         for tensor, new in zip((*self.heads, *self.moments), state, strict=True):
             tensor[heads] = new
@@ -335,7 +372,7 @@ def _adam_step(gradient, parameter, first, second, step, lr, betas, eps) -> None
     parameter.addcdiv_(first * size, (second.sqrt() / scale).add_(eps), value=-1)
 
 
-def _batches(labels: Tensor, order: Tensor, batch_size: int, steps: int) -> Iterator[Batch]:
+def _batches(labels: Tensor, order: Tensor, batch_size: int, steps: int) -> Iterator[_Batch]:
     """Cut the known labels of each column of `labels` [N, G], in the given order, into `steps` batches."""
     labels = labels.index_select(0, order)
     rank = (labels != -1).t().contiguous().cumsum(1, dtype=torch.int32)  # [G, w]: 1 at the first known label
@@ -346,20 +383,15 @@ def _batches(labels: Tensor, order: Tensor, batch_size: int, steps: int) -> Iter
     for t, (low, high) in enumerate(zip(start.amin(0).tolist(), stop.amax(0).tolist(), strict=True)):
         place = torch.arange(low, high, device=rank.device)[:, None]
         inside = (place >= start[:, t]) & (place < stop[:, t])
-        yield order[low:high], labels[low:high].masked_fill(~inside, -1), size[:, t]
+        yield _Batch(size[:, t], order[low:high], labels[low:high].masked_fill(~inside, -1))
 
 
-def _gradients(features, rows, labels, weight, bias, loss, few=False) -> tuple[Tensor, Tensor]:
-    """Gradient of the summed loss with respect to weight [G, D] and bias [G, 1]. `few`: most labels are -1."""
+def _gradients(features: Tensor, batch: _Batch, weight: Tensor, bias: Tensor, loss: tuple) -> tuple[Tensor, Tensor]:
+    """Gradient of the summed loss with respect to weight [G, D] and bias [G, 1]."""
     for_weight, for_bias, done = torch.zeros_like(weight), torch.zeros_like(bias), 0
-    for x in _pieces(features, rows, weight):
-        logits, known = torch.addmm(bias[:, 0], x, weight.t()), labels[done : done + len(x)]
-        if few:
-            place = (known != -1).view(-1).nonzero()[:, 0]
-            gradient = torch.zeros_like(logits)
-            gradient.view(-1)[place] = asymmetric_gradient(logits.view(-1)[place], known.reshape(-1)[place], *loss)
-        else:
-            gradient = asymmetric_gradient(logits, known, *loss)
+    for x in _pieces(features, batch.rows, weight):
+        logits = torch.addmm(bias[:, 0], x, weight.t())
+        gradient = asymmetric_gradient(logits, batch.labels[done : done + len(x)], *loss)
         for_weight.addmm_(gradient.t(), x)
         for_bias += gradient.sum(0)[:, None]
         done += len(x)
@@ -388,6 +420,102 @@ def asymmetric_gradient(logits: Tensor, labels: Tensor, gamma_neg: float, gamma_
 def _power(x: Tensor, exponent: float) -> Tensor:
     """torch.pow takes many times as long for an exponent of 4."""
     return x.square().square_() if exponent == 4 else x.pow(exponent)
+
+
+# ------------------------------------------------------------------------------------- the same, without unknown labels
+# With a tenth of the labels known, nine tenths of the products would be for nothing. Two kernels of torch compute the
+# rest alone, straight from the features: `sampled_addmm` some entries of a matrix product, `embedding_bag` weighted
+# sums of rows. A label costs them several times what it costs the product of whole matrices, hence _SPARSE.
+def _leave_out_unknown(features: Tensor, labels: Tensor, like: Tensor) -> bool:
+    """Whether that is possible, and faster."""
+    ready = features.is_contiguous() and features.dtype == like.dtype and like.dtype in (torch.float32, torch.float64)
+    on_cpu = features.device.type == like.device.type == "cpu"  # a GPU would have to wait for the number of labels
+    return ready and on_cpu and 0 < int((labels != -1).sum()) < _SPARSE * labels.numel()
+
+
+def _starts(index: Tensor, length: int) -> Tensor:
+    """Where 0, 1, ... `length` would start in `index` if it were sorted."""
+    return torch.cat([index.new_zeros(1), index.bincount(minlength=length).cumsum(0)])
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """Where each number is in a permutation."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+
+
+def _pattern(samples: Tensor, heads: Tensor, shape: tuple[int, int], like: Tensor) -> Tensor:
+    """Sparse matrix of zeros at (sample, head), which are sorted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that such matrices are in beta
+        return torch.sparse_csr_tensor(_starts(samples, shape[0]), heads, like.new_zeros(len(heads)), shape)
+
+
+def _logits_at(pattern: Tensor, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """[K], one for each entry of the pattern."""
+    logits = torch.sparse.sampled_addmm(pattern, features, weight.t(), beta=0).values()
+    return logits.add_(bias[:, 0].index_select(0, pattern.col_indices()))
+
+
+class _Known:
+    """The known ones of `labels` [N, G], one by one, sorted by sample."""
+
+    def __init__(self, features: Tensor, labels: Tensor) -> None:
+        self.features, self.shape = features, labels.shape
+        self.samples, self.heads = (labels != -1).nonzero().t().contiguous()
+        self.labels = labels[self.samples, self.heads]
+
+    def everything(self) -> _SparseBatch:
+        (batch,) = self._cut(torch.zeros_like(self.heads), 1)
+        return batch
+
+    def batches(self, order: Tensor, batch_size: int, steps: int) -> Iterator[_SparseBatch]:
+        """As `_batches`."""
+        place = _inverse(order).index_select(0, self.samples)
+        walk = (self.heads * len(order) + place).argsort()  # one head after the other, each in the given order
+        starts = _starts(self.heads, self.shape[1])
+        rank = torch.arange(len(walk)) - starts[:-1].repeat_interleave(starts.diff())
+        return self._cut(torch.empty_like(walk).scatter_(0, walk, rank // batch_size), steps)
+
+    def _cut(self, step: Tensor, steps: int) -> Iterator[_SparseBatch]:
+        """Each label into the batch of its step."""
+        n, g = self.shape
+        width = self.features.shape[1] * self.features.element_size()
+        # A step needs about one sample in `steps`. Not so many pieces that the sums of the bags fill the memory.
+        pieces = min(-(-n * width // (_PIECE_CPU * steps)), _SUMS // (g * width))
+        length = -(-n // max(1, pieces))
+        bags = -(-n // length) * g
+        bag, by_bag = (step * bags + self.samples // length * g + self.heads).sort(stable=True)
+        by_step = step.argsort(stable=True)
+        turn = _inverse(by_step).index_select(0, by_bag)
+        done, sizes = 0, step.bincount(minlength=steps).tolist()
+        for t, (mine, bagged) in enumerate(zip(by_step.split(sizes), by_bag.split(sizes), strict=True)):
+            samples, heads, labels = (each.index_select(0, mine) for each in (self.samples, self.heads, self.labels))
+            yield _SparseBatch(
+                size=heads.bincount(minlength=g),
+                pattern=_pattern(samples, heads, self.shape, self.features),
+                labels=labels,
+                turn=turn[done : done + len(mine)] - done,
+                rows=self.samples.index_select(0, bagged),
+                bags=_starts(bag[done : done + len(mine)] - t * bags, bags),
+            )
+            done += len(mine)
+
+
+def _sparse_gradients(
+    features: Tensor, batch: _SparseBatch, weight: Tensor, bias: Tensor, loss: tuple
+) -> tuple[Tensor, Tensor]:
+    """As `_gradients`."""
+    gradient = asymmetric_gradient(_logits_at(batch.pattern, features, weight, bias), batch.labels, *loss)
+    sums = embedding_bag(
+        batch.rows,
+        features,
+        batch.bags,
+        mode="sum",
+        per_sample_weights=gradient.index_select(0, batch.turn),
+        include_last_offset=True,
+    )
+    for_bias = torch.zeros_like(bias).index_add_(0, batch.pattern.col_indices(), gradient[:, None])
+    return sums.view(-1, *weight.shape).sum(0), for_bias
 
 
 # ----------------------------------------------------------------------------------------- genetic algorithm, on AP

@@ -100,28 +100,39 @@ def read_last(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | Non
     return None
 
 
+_locked_here: set[Path] = set()  # a POSIX lock does not keep out the process that has it
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """This process alone works in the folder. The system lets go of the lock when it dies, however it dies; and that at
-    once: the processes that decode for it, which may live for seconds more, do not inherit POSIX locks."""
+    """One run at a time works in the folder. The system lets go of the lock when the process dies, however it dies; and
+    that at once: the processes that decode for it, which may live for seconds more, do not inherit POSIX locks."""
     try:
         import fcntl
     except ImportError:  # Windows: it is up to the user
         yield
         return
+
+    def in_use(owner: str) -> RunError:
+        return RunError(f"{folder}: in use by another process ({owner}); wait for it, or choose another --out")
+
+    me, place = f"{platform.node()}, process {os.getpid()}", folder.resolve()
+    if place in _locked_here:
+        raise in_use(me)
     with open(folder / "lock", "a+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             file.seek(0)
-            owner = file.read().strip() or "unknown"
-            raise RunError(
-                f"{folder}: in use by another process ({owner}); wait for it, or choose another --out"
-            ) from None
+            raise in_use(file.read().strip() or "unknown") from None
         file.truncate(0)
-        file.write(f"{platform.node()}, process {os.getpid()}")
+        file.write(me)
         file.flush()
-        yield
+        _locked_here.add(place)
+        try:
+            yield
+        finally:
+            _locked_here.remove(place)
 
 
 # ------------------------------------------------------------------------------------------------- weights, predictions

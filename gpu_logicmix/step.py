@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -73,6 +74,8 @@ def joined_world(device: str = "auto", threads: int | None = None) -> Iterator[W
         raise RunError(f"device={device!r}: {str(error).splitlines()[0]}") from None
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
+    else:
+        keep_memory()
     size = int(os.environ.get("WORLD_SIZE", 1))
     if size == 1:
         yield World(0, 1, chosen)
@@ -86,6 +89,16 @@ def joined_world(device: str = "auto", threads: int | None = None) -> Iterator[W
         yield World(rank, size, chosen)
     finally:
         dist.destroy_process_group()
+
+
+def keep_memory() -> None:
+    """Let glibc keep the memory of large tensors that are freed, for the next ones. By default it goes back to the
+    system, which hands it out again page by page: a fifth to a third of a training step on a CPU."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        libc = ctypes.CDLL("libc.so.6")
+        trim_threshold, mmap_max = -1, -4  # from malloc.h
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
 
 
 # ------------------------------------------------------------------------------------------------------------ the data

@@ -72,8 +72,8 @@ class Planned(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The same for runs that train the same, whatever table they are in, fine-tuned at the end or not; and still the
-        same when `fit` gets new options one day."""
+        """The same for runs that train the same, whatever table they are in, fine-tuned at the end or not; also
+        when `fit` gets new options one day."""
         parts = {k: v for k, v in changed(self.config).items() if k not in FREE or k == "keep"}
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self.config.mix}-known{self.known:g}-seed{self.seed}-{digest}"

@@ -12,7 +12,17 @@ from sklearn.metrics import average_precision_score
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpu_logicmix import CFTRecord, PartialAsymmetricLoss, category_wise_fine_tune, hide_labels
-from gpu_logicmix.cft import _adam_step, _batches, _gradients, asymmetric_gradient, split_known
+from gpu_logicmix.cft import (
+    _adam_step,
+    _Batch,
+    _batches,
+    _gradients,
+    _Judge,
+    _Known,
+    _sparse_gradients,
+    asymmetric_gradient,
+    split_known,
+)
 
 FEW, NO_POSITIVE, NO_NEGATIVE = 4, 5, 6  # categories of `problem` that cannot be fitted
 
@@ -30,6 +40,13 @@ def problem(seed=0, samples=300, dtype=torch.float64):
     targets[targets[:, NO_NEGATIVE] == 0, NO_NEGATIVE] = -1
     weight = true + torch.randn(9, 12, generator=generator, dtype=dtype) * 0.4
     return features, targets, weight, torch.randn(9, generator=generator, dtype=dtype), full
+
+
+@pytest.fixture(params=["all labels in the product", "unknown labels left out"])
+def product(request, monkeypatch):
+    """Both ways, whatever the share of known labels; the second with several pieces of the features."""
+    monkeypatch.setattr("gpu_logicmix.cft._SPARSE", 2 if request.param == "unknown labels left out" else 0)
+    monkeypatch.setattr("gpu_logicmix.cft._PIECE_CPU", 50 * 12 * 8)
 
 
 # -------------------------------------------------------------------------------------------------------------- oracles
@@ -83,7 +100,7 @@ def one_head_alone(features, labels, held, weight, bias, *, epochs, patience, ba
 # -------------------------------------------------------------------------------------------- the same as one by one
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 @pytest.mark.parametrize("batch_size", [None, 32])
-def test_each_head_is_the_head_trained_alone(batch_size, schedule):
+def test_each_head_is_the_head_trained_alone(batch_size, schedule, product):
     features, targets, weight, bias, _ = problem()
     options = {"epochs": 6, "patience": 3, "batch_size": batch_size, "lr": 0.02, "seed": 3}
     new_weight, new_bias, record = category_wise_fine_tune(
@@ -102,7 +119,7 @@ def test_each_head_is_the_head_trained_alone(batch_size, schedule):
 
 
 @pytest.mark.parametrize("batch_size", [None, 16, 64])
-def test_other_categories_make_no_difference(batch_size):
+def test_other_categories_make_no_difference(batch_size, product):
     """In float32 and through the same code: some of the categories, in another order, or one alone."""
     features, targets, weight, bias, _ = problem(dtype=torch.float32)
     options = {"epochs": 8, "patience": None, "batch_size": batch_size, "lr": 0.01}
@@ -116,7 +133,7 @@ def test_other_categories_make_no_difference(batch_size):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_full_batch_is_mlcpl(capsys):
+def test_full_batch_is_mlcpl(capsys, product):
     """Same held-out labels, loss, optimiser and epochs: the heads of the authors' own package."""
     from mlcpl.cft import BP, CFT
     from mlcpl.losses import PartialAsymmetricWithLogitLoss
@@ -181,11 +198,23 @@ def test_batches_cut_each_category_by_itself(data):
     for steps in {len(batches) for batches in wanted.values()} - {0}:  # what comes together is of the same pace
         group = [category for category in wanted if len(wanted[category]) == steps]
         found = {category: [] for category in group}
-        for samples, values, count in _batches(labels[:, group], torch.tensor(order), size, steps):
+        given = (torch.tensor(order), size, steps)
+        for count, samples, values in _batches(labels[:, group], *given):
             for g, category in enumerate(group):
                 batch = dict(zip(samples.tolist(), values[:, g].tolist(), strict=True))
                 found[category].append({i: y for i, y in batch.items() if y != -1})
                 assert count[g] == len(found[category][-1])
+        assert found == {category: wanted[category] for category in group}
+        found = {category: [] for category in group}
+        for batch in _Known(torch.zeros(n, 3), labels[:, group]).batches(*given):
+            start, heads = batch.pattern.crow_indices().tolist(), batch.pattern.col_indices().tolist()
+            values = {category: {} for category in group}
+            for i in range(n):
+                for k in range(start[i], start[i + 1]):
+                    values[group[heads[k]]][i] = batch.labels[k].item()
+            for g, category in enumerate(group):
+                found[category].append(values[category])
+                assert batch.size[g] == len(values[category])
         assert found == {category: wanted[category] for category in group}
 
 
@@ -231,27 +260,63 @@ def test_features_read_in_pieces(batch_size, monkeypatch):
     torch.testing.assert_close(found[2].evaluation_after, wanted[2].evaluation_after, rtol=0, atol=1e-12)
 
 
-def test_few_known_labels_are_a_shorter_way_to_the_same_gradient(monkeypatch):
+@pytest.mark.parametrize("known", [0.02, 0.1, 1.0])
+@pytest.mark.parametrize("rows_in_a_piece", [5, 1000])
+def test_leaving_out_unknown_labels_is_a_shorter_way_to_the_same(known, rows_in_a_piece, monkeypatch):
     features, _, weight, bias, full = problem()
-    labels, rows = hide_labels(full, 0.1), torch.randperm(300)
-    monkeypatch.setattr("gpu_logicmix.cft._PIECE_CPU", 5 * 12 * 8)
-    long, short = (
-        _gradients(features, rows, labels[rows], weight, bias[:, None], (4.0, 0.0, 0.05), few) for few in (False, True)
-    )
-    assert long[0].abs().min() > 0
-    torch.testing.assert_close(short, long, rtol=1e-12, atol=1e-14)
-    given = {"epochs": 3, "lr": 0.02, "min_known": 2, "patience": None}
+    labels, order, loss = hide_labels(full, known), torch.randperm(300), (4.0, 0.0, 0.05)
+    labels[:, 3] = -1  # a head without labels
+    monkeypatch.setattr("gpu_logicmix.cft._PIECE_CPU", rows_in_a_piece * 12 * 8)
+    table = _Batch((labels != -1).sum(0), torch.arange(300), labels)
+    pairs = [(table, _Known(features, labels).everything())]
+    steps = -(-int(table.size[0]) // 4)
+    one = labels[:, :1]
+    pairs += zip(_batches(one, order, 4, steps), _Known(features, one).batches(order, 4, steps), strict=True)
+    for table, listed in pairs:
+        assert torch.equal(table.size, listed.size)
+        heads = (weight[: len(table.size)], bias[: len(table.size), None])
+        long, short = _gradients(features, table, *heads, loss), _sparse_gradients(features, listed, *heads, loss)
+        torch.testing.assert_close(short, long, rtol=1e-12, atol=1e-14)
+    assert len(pairs) > 1
+    assert sum(_gradients(features, pairs[0][0], weight, bias[:, None], loss)[0].abs().max(1).values > 0) == 8
+    scores = []
+    for share in (0, 2):
+        monkeypatch.setattr("gpu_logicmix.cft._SPARSE", share)
+        judge = _Judge(features, labels.t(), weight)
+        assert (judge.pattern is None) == (share == 0)
+        scores.append(judge(weight, bias[:, None]))
+    torch.testing.assert_close(*scores, rtol=0, atol=1e-12, equal_nan=True)
+    assert scores[0].isfinite().any()
+
+
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_few_known_labels_are_fitted_without_the_unknown_ones(batch_size, monkeypatch):
+    features, _, weight, bias, full = problem()
+    shown = torch.rand(300, 9, generator=torch.Generator().manual_seed(0)).argsort(0) < 30
+    labels, used = full.masked_fill(~shown, -1), []  # 30 each, so that all heads go at the same pace
+    monkeypatch.setattr("gpu_logicmix.cft._sparse_gradients", lambda *a: used.append(1) or _sparse_gradients(*a))
+    given = {"epochs": 3, "lr": 0.02, "min_known": 2, "patience": None, "batch_size": batch_size}
     found = category_wise_fine_tune(features, labels, weight, bias, **given)
+    assert used
+    for other in (features.float(), torch.stack([features, features], 2)[:, :, 0]):  # cannot be read where they are
+        used.clear()
+        again = category_wise_fine_tune(other, labels, weight, bias, **given)
+        assert not used
+        torch.testing.assert_close(again[:2], found[:2], rtol=0, atol=1e-5)
     monkeypatch.setattr("gpu_logicmix.cft._SPARSE", 0)
-    torch.testing.assert_close(found[0], category_wise_fine_tune(features, labels, weight, bias, **given)[0])
+    wanted = category_wise_fine_tune(features, labels, weight, bias, **given)
+    assert not used
+    torch.testing.assert_close(found[:2], wanted[:2], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[2].history, wanted[2].history, rtol=0, atol=1e-12, equal_nan=True)
 
 
 def test_the_arithmetic_stays_on_the_device():
     with FakeTensorMode():
         weight, bias = torch.zeros(5, 8, device="cuda"), torch.zeros(5, 1, device="cuda")
-        labels, rows = torch.zeros(30, 5, dtype=torch.int8, device="cuda"), torch.arange(30)
+        labels = torch.zeros(30, 5, dtype=torch.int8, device="cuda")
+        batch = _Batch(torch.full((5,), 30, device="cuda"), torch.arange(30), labels)
         for features in (torch.zeros(40, 8, device="cuda"), torch.zeros(40, 8, dtype=torch.float16)):
-            gradients = _gradients(features, rows, labels, weight, bias, (4.0, 0.0, 0.05))
+            gradients = _gradients(features, batch, weight, bias, (4.0, 0.0, 0.05))
             assert [(g.device.type, g.shape) for g in gradients] == [("cuda", weight.shape), ("cuda", bias.shape)]
         each = torch.ones(5, dtype=torch.float64, device="cuda")
         _adam_step(gradients[0], weight, weight.clone(), weight.clone(), each, each, (0.9, 0.999), 1e-8)

@@ -128,6 +128,9 @@ def test_one_process_has_the_folder(tmp_path):
         answer = from_another_process(tmp_path)
         assert answer.startswith(f"{tmp_path}: in use by another process (")
         assert f"process {os.getpid()})" in answer
+        with pytest.raises(RunError, match="in use by another process"), locked(tmp_path / "." / ""):
+            pass
+        assert from_another_process(tmp_path) != "mine"  # the attempt has not opened it
     assert from_another_process(tmp_path) == "mine"
 
 
