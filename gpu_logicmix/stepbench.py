@@ -4,7 +4,8 @@
 
 The step is the one that trains (`engine.Run.batch`): labels looked up, augmentation, forward, backward, update, moving
 average of the weights. All variants are one run that is given another augmentation in each turn: same weights, same
-batch, one process, so that whatever slows the machine down slows all of them. What counts is the ratio.
+batch, one process, so that whatever slows the machine down slows all of them. What counts is the ratio. On a CPU that
+others use as well, that of the CPU time is the steadier one: it does not count the time in which they had the cores.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table
@@ -57,11 +58,12 @@ def measure_step(config: Config, rounds: int, tick: Callable[[], None] = lambda:
     with joined_world(config.device, config.threads) as world:
         run, batch = open_run(config, world)
         augments = {name: Augment(replace(config, **BARE | on)).to(world.device) for name, on in VARIANTS.items()}
-        steps: dict[str, list[float]] = {name: [] for name in VARIANTS}
-        alone: dict[str, list[float]] = {name: [] for name in VARIANTS}
+        steps: dict[str, list[Seconds]] = {name: [] for name in VARIANTS}
+        alone: dict[str, list[Seconds]] = {name: [] for name in VARIANTS}
         for turn in range(rounds + 1):
-            for name, augment in augments.items():
-                run.augment = augment
+            # There and back: no variant always follows the same other one.
+            for name in list(augments)[:: 1 if turn % 2 else -1]:
+                run.augment = augment = augments[name]
                 step = _seconds(lambda: run.batch(*batch, update=True), world.device)
                 own = _seconds(lambda augment=augment: augment(*batch[:2]), world.device)
                 if turn:
@@ -69,16 +71,20 @@ def measure_step(config: Config, rounds: int, tick: Callable[[], None] = lambda:
                     alone[name].append(own)
                 tick()
         threads, device = torch.get_num_threads(), world.device
-    bare = statistics.median(steps["bare step"])
+    bare = _median(steps["bare step"])
     rows = {}
     for name in VARIANTS:
-        step = statistics.median(steps[name])
+        step = _median(steps[name])
         rows[name] = {
-            "ms": step * 1e3,
-            "images_per_second": config.batch_size / step,
-            "times_bare": step / bare,
-            "augmentation_ms": statistics.median(alone[name]) * 1e3,
-            "all_ms": [seconds * 1e3 for seconds in steps[name]],
+            "ms": step.wall * 1e3,
+            "images_per_second": config.batch_size / step.wall,
+            "times_bare": step.wall / bare.wall,
+            "cpu_ms": step.cpu * 1e3,
+            "cpu_times_bare": step.cpu / bare.cpu,
+            "augmentation_ms": _median(alone[name]).wall * 1e3,
+            "augmentation_cpu_ms": _median(alone[name]).cpu * 1e3,
+            "all_ms": [took.wall * 1e3 for took in steps[name]],
+            "all_cpu_ms": [took.cpu * 1e3 for took in steps[name]],
         }
     return {
         "model": config.model,
@@ -94,14 +100,23 @@ def measure_step(config: Config, rounds: int, tick: Callable[[], None] = lambda:
     }
 
 
-def _seconds(function: Callable[[], object], device: torch.device) -> float:
+class Seconds(NamedTuple):
+    wall: float
+    cpu: float  # of all threads of this process
+
+
+def _seconds(function: Callable[[], object], device: torch.device) -> Seconds:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    began = time.perf_counter()
+    began = time.perf_counter(), time.process_time()
     function()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+    return Seconds(time.perf_counter() - began[0], time.process_time() - began[1])
+
+
+def _median(times: list[Seconds]) -> Seconds:
+    return Seconds(*(statistics.median(column) for column in zip(*times, strict=True)))
 
 
 def step_table(result: dict[str, Any]) -> Table:
@@ -109,9 +124,15 @@ def step_table(result: dict[str, Any]) -> Table:
     title += f", {result['threads']} threads" if result["device"] == "cpu" else ""
     caption = f"medians of {result['rounds']} turns; {result['machine']}"
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    for heading in ("", "ms a step", "images/s", "x bare step", "augmentation alone, ms"):
-        table.add_column(heading, justify="right" if heading else "left")
+    on_cpu = result["device"] == "cpu"
+    headings = ["", "ms\na step", "images/s", "x bare"] + ["CPU ms\na step", "x bare"] * on_cpu
+    headings += ["augmenting\nalone"]
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    kind = "cpu_ms" if on_cpu else "ms"
     for name, row in result["variants"].items():
-        figures = f"{row['ms']:,.1f}", f"{row['images_per_second']:,.1f}", f"{row['times_bare']:.3f}"
-        table.add_row(name, *figures, f"{row['augmentation_ms']:,.1f}")
+        cells = [f"{row['ms']:,.1f}", f"{row['images_per_second']:,.1f}", f"{row['times_bare']:.3f}"]
+        cells += [f"{row['cpu_ms']:,.1f}", f"{row['cpu_times_bare']:.3f}"] * on_cpu
+        # Timed alone: steadier than the difference of two long times.
+        table.add_row(name, *cells, f"{row[f'augmentation_{kind}']:,.1f}")
     return table

@@ -50,13 +50,13 @@ def test_each_variant_adds_what_its_name_says(monkeypatch):
     off = "Identity", "Identity", "NoneType"
     on = "RandomHorizontalFlip", "RandAugment", "GPULogicMix"
     turn = [list(off), [on[0], *off[1:]], [off[0], on[1], off[2]], [*off[:2], on[2]], list(on)]
-    assert seen == turn * 3  # taking turns, one of which warms up
+    assert seen == turn[::-1] + turn + turn[::-1]  # taking turns, there and back; the first one warms up
     assert len(set(weights)) == len(weights)
     assert list(result["variants"]) == list(VARIANTS)
     for row in result["variants"].values():
         assert len(row["all_ms"]) == 2
         assert row["images_per_second"] == pytest.approx(4000 / row["ms"])
-        assert row["augmentation_ms"] > 0
+        assert row["cpu_ms"] > row["augmentation_cpu_ms"] > 0
     assert result["variants"]["bare step"]["times_bare"] == 1
 
 
@@ -71,11 +71,13 @@ def test_slower_augmentation_shows(monkeypatch):
 
     monkeypatch.setattr(stepbench.Augment, "forward", slow)
     monkeypatch.setattr(stepbench.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(stepbench.time, "process_time", lambda: 2 * now[0])
     rows = measure_step(tiny(), rounds=1)["variants"]
     for name, row in rows.items():
         seconds = 3 if name in ("+ LogicMix", "all three") else 1
         assert row["ms"] == row["augmentation_ms"] == 1000 * seconds
-        assert row["times_bare"] == seconds
+        assert row["cpu_ms"] == row["augmentation_cpu_ms"] == 2000 * seconds
+        assert row["times_bare"] == row["cpu_times_bare"] == seconds
 
 
 def test_command(tmp_path):
