@@ -162,21 +162,21 @@ def figures(run: Run) -> dict[str, float]:
 def result_rows(runs: dict[str, Run]) -> list[tuple[str, ...]]:
     """The table, also that of the page: a line for each method and one for the difference."""
     found = {name: figures(run) for name, run in runs.items()}
-    percent = ("mAP", "CF1", "highest")
+    percent = ("mAP", "highest", "CF1")
     rows = [
         (METHODS[name][0], *(f"{f[key]:.1%}" for key in percent), _duration(f["seconds"]), f"{f['speed']:,.0f}")
         for name, f in found.items()
     ]
     gain = {key: found["logicmix"][key] - found["plain"][key] for key in found["plain"]}
-    points = (f"{100 * gain[key]:+.1f} points" for key in percent)
+    points = (f"{100 * gain[key]:+.1f} pt" for key in percent)
     return [*rows, ("difference", *points, f"{gain['seconds']:+.1f} s", f"{gain['speed']:+,.0f}")]
 
 
-HEADINGS = ("", "mAP at the end", "CF1 at the end", "highest mAP", "time", "images/s")
+HEADINGS = ("", "mAP", "highest mAP", "CF1", "time", "images/s")
 
 
 def result_table(runs: dict[str, Run]) -> Table:
-    table = Table(title="on pictures that were not trained on", title_justify="left")
+    table = Table(title="after the last epoch, on pictures that were not trained on", title_justify="left")
     for heading in HEADINGS:
         table.add_column(heading, justify="right" if heading else "left")
     *rows, difference = result_rows(runs)

@@ -51,7 +51,7 @@ def test_prints_what_was_measured(done):
         with np.load(out / name / "predictions.npz") as found:
             ap = average_precision(torch.from_numpy(found["logits"]), torch.from_numpy(found["targets"]))
         mAP[name] = 100 * ap.nanmean().item()
-    gain = f"{mAP['logicmix'] - mAP['plain']:+.1f} points"
+    gain = f"{mAP['logicmix'] - mAP['plain']:+.1f} pt"
     for text in (screen, page):
         for words in (f"{mAP['plain']:.1f}%", f"{mAP['logicmix']:.1f}%", gain):
             assert words in text, words
@@ -73,9 +73,9 @@ def test_figures_are_of_the_whole_run():
     expected = {"mAP": 0.2, "CF1": 0.1, "highest": 0.3, "seconds": 15.0, "speed": 175.0}
     assert demo.figures(runs["logicmix"]) == expected
     assert demo.result_rows(runs) == [
-        ("plain training", "30.0%", "20.0%", "30.0%", "5.0 s", "100"),
-        ("LogicMix", "20.0%", "10.0%", "30.0%", "15.0 s", "175"),
-        ("difference", "-10.0 points", "-10.0 points", "+0.0 points", "+10.0 s", "+75"),
+        ("plain training", "30.0%", "30.0%", "20.0%", "5.0 s", "100"),
+        ("LogicMix", "20.0%", "30.0%", "10.0%", "15.0 s", "175"),
+        ("difference", "-10.0 pt", "+0.0 pt", "-10.0 pt", "+10.0 s", "+75"),
     ]
 
 
