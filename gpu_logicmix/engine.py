@@ -849,8 +849,8 @@ def fine_tune(
     write_whole(folder / "cft.json", json.dumps(no_nan(result)))
     s = record.summary()
     console.print(
-        f"fine-tuned {s['changed']} of {s['categories']} heads in {result['seconds']:.0f} s ({s['skipped']} have too "
-        f"few known labels): mAP on held-out known labels {s['held_out_map_before']:.2%} → "
+        f"fine-tuned {s['changed']} of {s['categories']} heads in {result['seconds']:.0f} s ({s['skipped']} with too "
+        f"few known labels left alone): mAP on held-out known labels {s['held_out_map_before']:.2%} → "
         f"{s['held_out_map_after']:.2%}, on validation {s['evaluation_map_before']:.2%} → "
         f"{s['evaluation_map_after']:.2%}",
         highlight=False,
