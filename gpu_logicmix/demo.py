@@ -29,19 +29,19 @@ from gpu_logicmix.page import (
     STYLE,
     Run,
     Series,
-    _batch,
-    _change,
-    _chart,
-    _duration,
-    _paragraph,
-    _percent,
-    _rows,
-    _section,
-    _series,
-    _table,
-    _text,
+    batch_pictures,
+    change_bar,
+    chart_series,
+    duration,
+    folded_rows,
+    html_table,
+    line_chart,
+    paragraph,
+    percent,
     read_run,
     report_run,
+    safe_text,
+    section,
 )
 from gpu_logicmix.report import batch_steps
 from gpu_logicmix.runfolder import RunError, locked
@@ -114,7 +114,7 @@ def run_demo(out: str | Path, *, quick: bool = False, console: Console | None = 
         page = _write_page(out, runs, configs, train)
     console.print(result_table(runs))
     console.print(CAUTION, highlight=False)
-    console.print(f"all in {_duration(time.perf_counter() - began)}; the page: {escape(str(page))}", highlight=False)
+    console.print(f"all in {duration(time.perf_counter() - began)}; the page: {escape(str(page))}", highlight=False)
     return page
 
 
@@ -164,7 +164,7 @@ def result_rows(runs: dict[str, Run]) -> list[tuple[str, ...]]:
     found = {name: figures(run) for name, run in runs.items()}
     percent = ("mAP", "highest", "CF1")
     rows = [
-        (METHODS[name][0], *(f"{f[key]:.1%}" for key in percent), _duration(f["seconds"]), f"{f['speed']:,.0f}")
+        (METHODS[name][0], *(f"{f[key]:.1%}" for key in percent), duration(f["seconds"]), f"{f['speed']:,.0f}")
         for name, f in found.items()
     ]
     gain = {key: found["logicmix"][key] - found["plain"][key] for key in found["plain"]}
@@ -190,26 +190,26 @@ def result_table(runs: dict[str, Run]) -> Table:
 def _write_page(out: Path, runs: dict[str, Run], configs: dict[str, Config], train) -> Path:
     config, start = configs["logicmix"], runs["logicmix"].start
     pages = {name: report_run(out / name) for name in runs}
-    links = " · ".join(f'<a href="{name}/{pages[name].name}">{_text(METHODS[name][0])}</a>' for name in runs)
+    links = " · ".join(f'<a href="{name}/{pages[name].name}">{safe_text(METHODS[name][0])}</a>' for name in runs)
     about = (
-        f"{start['images']:,} pictures of shapes, drawn on the fly, with {_percent(start['known'])} of their labels "
+        f"{start['images']:,} pictures of shapes, drawn on the fly, with {percent(start['known'])} of their labels "
         f"known: {start['positives']:.2f} known positives a picture. {config.model} from scratch, {config.epochs} "
         f"epochs. The second run mixes {config.p:.0%} of the samples, {config.k_min} to {config.k_max} at a time; all "
         "else is equal."
     )
-    charts = [_chart("mAP on other pictures", *_both(runs, "epochs", "mAP", 100), unit=" %")]
-    charts += [_chart("Loss in training", *_both(runs, "steps", "loss", 1))]
+    charts = [line_chart("mAP on other pictures", *_both(runs, "epochs", "mAP", 100), unit=" %")]
+    charts += [line_chart("Loss in training", *_both(runs, "steps", "loss", 1))]
     torch.manual_seed(config.seed)
     images, targets, index = train[torch.randperm(len(train))[:8].tolist()]
     augment = Augment(Config(mix="logicmix", p=1.0, k_min=config.k_min, k_max=config.k_max))
     names = [f"{number}: {train.ids[row]}" for number, row in enumerate(index.tolist(), 1)]
     parts = [
-        f"<header><h1>Plain training and LogicMix <small>{_percent(start['known'])} of labels known</small></h1>"
-        f"{_paragraph(about)}{_table(HEADINGS, result_rows(runs))}{_paragraph(CAUTION, 'note')}"
+        f"<header><h1>Plain training and LogicMix <small>{percent(start['known'])} of labels known</small></h1>"
+        f"{paragraph(about)}{html_table(HEADINGS, result_rows(runs))}{paragraph(CAUTION, 'note')}"
         f"<p>The pages of the two runs: {links}</p></header>",
-        _section("Curves", f'<div class="charts">{"".join(charts)}</div>'),
+        section("Curves", f'<div class="charts">{"".join(charts)}</div>'),
         _categories(runs),
-        _batch(batch_steps(images, targets, names, None, None, augment.mix), train.categories),
+        batch_pictures(batch_steps(images, targets, names, None, None, augment.mix), train.categories),
     ]
     html = PAGE.format(title="Demo – GPU LogicMix", style=STYLE, body="\n".join(parts))
     write_whole(out / "demo.html", html)
@@ -219,7 +219,8 @@ def _write_page(out: Path, runs: dict[str, Run], configs: dict[str, Config], tra
 def _both(runs: dict[str, Run], lines: str, key: str, factor: float) -> list[Series]:
     colours = {"plain": "two", "logicmix": "one"}
     return [
-        _series(METHODS[name][0], colours[name], getattr(run, lines), key, factor=factor) for name, run in runs.items()
+        chart_series(METHODS[name][0], colours[name], getattr(run, lines), key, factor=factor)
+        for name, run in runs.items()
     ]
 
 
@@ -229,9 +230,9 @@ def _categories(runs: dict[str, Run]) -> str:
         name: average_precision(torch.tensor(p.logits), torch.tensor(p.targets)).tolist() for name, p in found.items()
     }
     lines = [
-        _change(name, before, after)
+        change_bar(name, before, after)
         for name, before, after in zip(found["plain"].categories, ap["plain"], ap["logicmix"], strict=True)
         if before == before
     ]
     words = "Average precision in percent, plain training → LogicMix; from common to rare."
-    return _section("Each category", _paragraph(words, "remark"), _rows(lines, "categories"))
+    return section("Each category", paragraph(words, "remark"), folded_rows(lines, "categories"))

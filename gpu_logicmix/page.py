@@ -4,7 +4,7 @@
 
 The page is one file that needs nothing else: no script, no network, pictures inside. It is made from whatever is in the
 folder: of a run that goes on or was killed, it shows how far it got. Plain functions, each of which gives a piece of
-HTML; what comes from data or files goes through `_text`, without exception.
+HTML; what comes from data or files goes through `safe_text`, without exception.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ def write_report(
         _curves(run),
         _metrics(run),
         _categories(run, train),
-        _batch(steps or (), run.categories),
+        batch_pictures(steps or (), run.categories),
         _examples(run, val),
         _pseudo_labels(run),
         _fine_tuning(run),
     ]
     title = f"{run.data} – GPU LogicMix"
-    page = PAGE.format(title=_text(title), style=STYLE, body="\n".join(part for part in parts if part))
+    page = PAGE.format(title=safe_text(title), style=STYLE, body="\n".join(part for part in parts if part))
     path = folder / "report.html"
     aside = folder / f"report.html.{os.getpid()}.part"
     try:
@@ -238,7 +238,7 @@ def _read_log(path: Path, run: Run) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- words and numbers
-def _text(value) -> str:
+def safe_text(value) -> str:
     return html.escape(str(value))
 
 
@@ -249,7 +249,7 @@ def _number(value) -> float | None:
     return value
 
 
-def _percent(value, digits: int = 1) -> str:
+def percent(value, digits: int = 1) -> str:
     return "–" if _number(value) is None else f"{100 * value:.{digits}f}\u00a0%"
 
 
@@ -257,7 +257,7 @@ def _count(value) -> str:
     return "–" if _number(value) is None else f"{value:,.0f}"
 
 
-def _duration(seconds) -> str:
+def duration(seconds) -> str:
     if _number(seconds) is None:
         return "–"
     if seconds < 60:
@@ -269,44 +269,44 @@ def _duration(seconds) -> str:
 def _probability(logit: float) -> str:
     value = 1 / (1 + math.exp(-min(max(logit, -50.0), 50.0)))
     if not 0.001 <= value <= 0.999:
-        return f"{'<' if value < 0.5 else '>'}{_percent(0.001 if value < 0.5 else 0.999)}"
-    return _percent(value, digits=0 if 0.01 <= value <= 0.99 else 1)
+        return f"{'<' if value < 0.5 else '>'}{percent(0.001 if value < 0.5 else 0.999)}"
+    return percent(value, digits=0 if 0.01 <= value <= 0.99 else 1)
 
 
 # ----------------------------------------------------------------------------------------------------- pieces of a page
-def _section(title: str, *parts: str) -> str:
-    return f"<section><h2>{_text(title)}</h2>\n" + "\n".join(part for part in parts if part) + "\n</section>"
+def section(title: str, *parts: str) -> str:
+    return f"<section><h2>{safe_text(title)}</h2>\n" + "\n".join(part for part in parts if part) + "\n</section>"
 
 
-def _paragraph(text: str, kind: str = "") -> str:
-    return f'<p class="{kind}">{_text(text)}</p>' if kind else f"<p>{_text(text)}</p>"
+def paragraph(text: str, kind: str = "") -> str:
+    return f'<p class="{kind}">{safe_text(text)}</p>' if kind else f"<p>{safe_text(text)}</p>"
 
 
 def _fold(summary: str, content: str) -> str:
-    return f"<details><summary>{_text(summary)}</summary>\n{content}\n</details>"
+    return f"<details><summary>{safe_text(summary)}</summary>\n{content}\n</details>"
 
 
 def _tiles(tiles: Iterable[tuple[str, str, str]]) -> str:
     """Figures to see first: (name, value, remark)."""
     cells = (
-        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}<small>{_text(remark)}</small></dd></div>"
+        f"<div><dt>{safe_text(name)}</dt><dd>{safe_text(value)}<small>{safe_text(remark)}</small></dd></div>"
         for name, value, remark in tiles
     )
     return f'<dl class="tiles">{"".join(cells)}</dl>'
 
 
 def _pairs(pairs: Iterable[tuple[str, object]]) -> str:
-    rows = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in pairs)
+    rows = "".join(f"<div><dt>{safe_text(name)}</dt><dd>{safe_text(value)}</dd></div>" for name, value in pairs)
     return f'<dl class="pairs">{rows}</dl>'
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    heading = "".join(f"<th>{_text(name)}</th>" for name in head)
-    lines = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    heading = "".join(f"<th>{safe_text(name)}</th>" for name in head)
+    lines = "".join("<tr>" + "".join(f"<td>{safe_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{heading}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
-def _rows(rows: list[str], what: str) -> str:
+def folded_rows(rows: list[str], what: str) -> str:
     """A list of bars, in columns where there is room; the middle of a long one is folded."""
     if len(rows) <= ALL_ROWS:
         return f'<ul class="bars">{"".join(rows)}</ul>'
@@ -323,12 +323,12 @@ class Series(NamedTuple):
     points: list[tuple[float, float | None]]  # None interrupts the line
 
 
-def _series(name: str, colour: str, lines: list[dict], key: str, x: str = "epoch", factor: float = 1) -> Series:
+def chart_series(name: str, colour: str, lines: list[dict], key: str, x: str = "epoch", factor: float = 1) -> Series:
     values = [(_number(line.get(x)), _number(line.get(key))) for line in lines]
     return Series(name, colour, [(a, None if b is None else b * factor) for a, b in values if a is not None])
 
 
-def _chart(title: str, *series: Series, zero: bool = False, unit: str = "", mark: float | None = None) -> str:
+def line_chart(title: str, *series: Series, zero: bool = False, unit: str = "", mark: float | None = None) -> str:
     """A line chart over epochs, as SVG; "" if there is nothing to draw.
 
     zero: the axis begins at 0. mark: an x to point out on the first series, with its value.
@@ -355,7 +355,7 @@ def _chart(title: str, *series: Series, zero: bool = False, unit: str = "", mark
     for tick in ticks:
         _, y = place(first, tick)
         out.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>')
-        out.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{_short(tick)}{_text(unit)}</text>')
+        out.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{_short(tick)}{safe_text(unit)}</text>')
     for tick in _ticks(first, last, whole=True):
         if first <= tick <= last:
             x, _ = place(tick, ticks[0])
@@ -370,13 +370,15 @@ def _chart(title: str, *series: Series, zero: bool = False, unit: str = "", mark
         anchor = "end" if x > (left + right) / 2 else "start"
         below = y + 20 if y < top + 20 else y - 10
         out.append(f'<circle class="mark" cx="{x}" cy="{y}" r="6"/>')
-        out.append(f'<text class="strong" x="{x}" y="{below}" text-anchor="{anchor}">{value:.1f}{_text(unit)}</text>')
+        out.append(
+            f'<text class="strong" x="{x}" y="{below}" text-anchor="{anchor}">{value:.1f}{safe_text(unit)}</text>'
+        )
     said = "; ".join(f"{s.name}: {y:.4g}{unit} at the end" for s in series for y in [_last(s.points)])
-    keys = "".join(f'<span class="key {s.colour}">{_text(s.name)}</span>' for s in series)
+    keys = "".join(f'<span class="key {s.colour}">{safe_text(s.name)}</span>' for s in series)
     words = (" (logarithmic)" if log else "") + (f" {keys}" if len(series) > 1 else "")
     return (
-        f'<figure class="chart"><figcaption><b>{_text(title)}</b>{words}</figcaption>'
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{_text(f"{title} by epoch. {said}")}">'
+        f'<figure class="chart"><figcaption><b>{safe_text(title)}</b>{words}</figcaption>'
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{safe_text(f"{title} by epoch. {said}")}">'
         f'{"".join(out)}<text x="{left - 10}" y="{bottom + 18}" text-anchor="end">epoch</text></svg></figure>'
     )
 
@@ -449,15 +451,15 @@ def _headline(run: Run) -> str:
     elapsed = end.get("elapsed") if end else (run.epochs[-1].get("elapsed") if run.epochs else None)
     categories = f"{_count(len(run.categories) or None)} categories"
     tiles = [
-        ("Validation mAP" if end else "Validation mAP, best so far", _percent(best), ""),
+        ("Validation mAP" if end else "Validation mAP, best so far", percent(best), ""),
         ("Weights kept" if end else "Best so far", f"epoch {epoch or '–'}", f"of {total}{which and ', ' + which}"),
-        ("Time", _duration(elapsed), "all included" if end else f"for {done} of {total} epochs"),
-        ("Labels known", _percent(start.get("known")), f"{_fixed(start.get('positives'))} positives an image"),
+        ("Time", duration(elapsed), "all included" if end else f"for {done} of {total} epochs"),
+        ("Labels known", percent(start.get("known")), f"{_fixed(start.get('positives'))} positives an image"),
         ("Images", _count(start.get("images")), f"{_count(start.get('val_images'))} for validation, {categories}"),
     ]
     if run.cft and _number((run.cft.get("summary") or {}).get("evaluation_map_after")) is not None:
         after = run.cft["summary"]["evaluation_map_after"]
-        tiles.insert(1, ("mAP after fine-tuning", _percent(after), "category by category"))
+        tiles.insert(1, ("mAP after fine-tuning", percent(after), "category by category"))
     notes = list(run.notes)
     if not end:
         notes.insert(0, f"This run has no end yet: it goes on, or was stopped, after {done} of {total} epochs.")
@@ -465,9 +467,9 @@ def _headline(run: Run) -> str:
         notes.append("There are no predictions (predictions.npz): no categories and no examples on this page.")
     if not end and run.predictions is not None:
         notes.append("The predictions shown here may be of before the run was resumed.")
-    alerts = "".join(_paragraph(note, "note") for note in notes)
-    words = f"{mix}, {_percent(start['known'])} of labels known" if _number(start.get("known")) is not None else mix
-    return f"<header><h1>{_text(run.data)} <small>{_text(words)}</small></h1>{alerts}{_tiles(tiles)}</header>"
+    alerts = "".join(paragraph(note, "note") for note in notes)
+    words = f"{mix}, {percent(start['known'])} of labels known" if _number(start.get("known")) is not None else mix
+    return f"<header><h1>{safe_text(run.data)} <small>{safe_text(words)}</small></h1>{alerts}{_tiles(tiles)}</header>"
 
 
 def _fixed(value) -> str:
@@ -498,13 +500,13 @@ def _options(run: Run, defaults: Mapping) -> str:
     if len(run.starts) > 1:
         times = ", ".join(str(s.get("time", "–")) for s in run.starts)
         machine.insert(1, (f"resumed {len(run.starts) - 1} ×", times))
-    return _section(
+    return section(
         "What was run",
-        f"<pre>{_text(start['command'])}</pre>" if start.get("command") else "",
+        f"<pre>{safe_text(start['command'])}</pre>" if start.get("command") else "",
         f"<h3>{words[0]}</h3>" + _pairs((name, _option(config[name])) for name in first) if first else "",
         _fold(words[1], _pairs((name, _option(config[name])) for name in rest)) if rest else "",
         _fold("Machine and versions", _pairs(machine)) if start else "",
-        *(_paragraph(str(message), "note") for message in start.get("messages") or ()),
+        *(paragraph(str(message), "note") for message in start.get("messages") or ()),
     )
 
 
@@ -523,25 +525,28 @@ def _bytes(value: float) -> str:
 def _curves(run: Run) -> str:
     speed = run.steps or run.epochs
     charts = [
-        _chart(
+        line_chart(
             "Loss",
-            _series("training", "one", run.steps or run.epochs, "loss"),
-            _series("validation", "two", run.epochs, "val_loss"),
+            chart_series("training", "one", run.steps or run.epochs, "loss"),
+            chart_series("validation", "two", run.epochs, "val_loss"),
         ),
-        _chart(
+        line_chart(
             "Validation mAP",
-            _series("mAP", "one", run.epochs, "mAP", factor=100),
+            chart_series("mAP", "one", run.epochs, "mAP", factor=100),
             unit=" %",
             mark=run.kept.get("epoch"),
         ),
-        _chart("Images a second", _series("images", "one", speed, "images_per_second"), zero=True),
-        _chart(
-            "Time spent waiting for data", _series("waiting", "one", speed, "waiting", factor=100), zero=True, unit=" %"
+        line_chart("Images a second", chart_series("images", "one", speed, "images_per_second"), zero=True),
+        line_chart(
+            "Time spent waiting for data",
+            chart_series("waiting", "one", speed, "waiting", factor=100),
+            zero=True,
+            unit=" %",
         ),
     ]
     if not any(charts):
-        return _section("Curves", _paragraph("Nothing is logged yet."))
-    return _section("Curves", f'<div class="charts">{"".join(charts)}</div>')
+        return section("Curves", paragraph("Nothing is logged yet."))
+    return section("Curves", f'<div class="charts">{"".join(charts)}</div>')
 
 
 def _metrics(run: Run) -> str:
@@ -551,17 +556,17 @@ def _metrics(run: Run) -> str:
     names = {"CP": "precision, mean of categories", "CR": "recall, mean of categories", "CF1": "F1 of the two"}
     names |= {"OP": "precision, all labels at once", "OR": "recall, all labels at once", "OF1": "F1 of the two"}
     rows = [
-        (f"{name}: {words}", _percent(line.get(name)), _percent(line.get(f"{name}_top3")))
+        (f"{name}: {words}", percent(line.get(name)), percent(line.get(f"{name}_top3")))
         for name, words in names.items()
     ]
     end = run.end or {}
-    words = f"Epoch {line['epoch']}: mAP {_percent(line.get('mAP'))}."
+    words = f"Epoch {line['epoch']}: mAP {percent(line.get('mAP'))}."
     if _number(end.get("mAP_best")) is not None and _number(end.get("mAP_last")) is not None:
-        words += f" Best of all epochs {_percent(end['mAP_best'])}, last {_percent(end['mAP_last'])}."
+        words += f" Best of all epochs {percent(end['mAP_best'])}, last {percent(end['mAP_last'])}."
     if end.get("kept") == "best":
         words += " The best epoch was chosen by the same images it is judged by here, which flatters it a little."
-    table = _table(("labels taken as present", "above 50 %", "of these, the top 3"), rows)
-    return _section("On the validation images", _paragraph(words), table)
+    table = html_table(("labels taken as present", "above 50 %", "of these, the top 3"), rows)
+    return section("On the validation images", paragraph(words), table)
 
 
 def _categories(run: Run, train: ImageDataset | None) -> str:
@@ -580,25 +585,24 @@ def _categories(run: Run, train: ImageDataset | None) -> str:
         for c in order
     ]
     out = [found.categories[c] for c in np.flatnonzero(np.isnan(ap))]
-    words = f"The mean over {len(order)} categories is {_percent(float(np.nanmean(ap)) if order else None)}."
+    words = f"The mean over {len(order)} categories is {percent(float(np.nanmean(ap)) if order else None)}."
     if positives is not None:
         words += " The small figure: training images in which the category is known to be present."
     missing = f"Left out, without a known positive among the validation labels: {', '.join(out)}." if out else ""
     wrong = f"{int(broken.sum()):,} predictions are no finite numbers and are left out." if broken.any() else ""
-    return _section(
+    return section(
         "Average precision of each category",
-        _paragraph(words),
-        _paragraph(missing, "note") if missing else "",
-        _paragraph(wrong, "note") if wrong else "",
-        _rows(rows, "categories"),
+        paragraph(words),
+        paragraph(missing, "note") if missing else "",
+        paragraph(wrong, "note") if wrong else "",
+        folded_rows(rows, "categories"),
     )
 
 
 def _bar(name: str, value: float, remark: str, width: float) -> str:
-    small = f"<small>{_text(remark)}</small>" if remark else ""
-    return (
-        f"<li><span>{_text(name)}</span><i><b style='width:{width:.1f}%'></b></i><em>{_percent(value)}</em>{small}</li>"
-    )
+    small = f"<small>{safe_text(remark)}</small>" if remark else ""
+    bar = f"<i><b style='width:{width:.1f}%'></b></i>"
+    return f"<li><span>{safe_text(name)}</span>{bar}<em>{percent(value)}</em>{small}</li>"
 
 
 def _fine_tuning(run: Run) -> str:
@@ -613,7 +617,7 @@ def _fine_tuning(run: Run) -> str:
         return names[at] if 0 <= at < len(names) else f"category {category}"
 
     tiles = [
-        (title, f"{_percent(summary.get(f'{key}_before'))} → {_percent(summary.get(f'{key}_after'))}", remark)
+        (title, f"{percent(summary.get(f'{key}_before'))} → {percent(summary.get(f'{key}_after'))}", remark)
         for title, key, remark in (
             ("mAP, held-out labels", "held_out_map", "these chose the heads"),
             ("mAP, validation", "evaluation_map", "these had no say"),
@@ -621,10 +625,10 @@ def _fine_tuning(run: Run) -> str:
     ]
     changed = f"of {_count(summary.get('categories'))} categories"
     tiles.append(("Heads changed", _count(summary.get("changed")), changed))
-    tiles.append(("Time", _duration(run.cft.get("seconds")), ""))
+    tiles.append(("Time", duration(run.cft.get("seconds")), ""))
     out = ""
     if skipped:
-        lines = "".join(f"<li>{_text(name(c))}: {_text(why)}</li>" for c, why in skipped.items())
+        lines = "".join(f"<li>{safe_text(name(c))}: {safe_text(why)}</li>" for c, why in skipped.items())
         out = _fold(f"Too few labels to fit, head kept: {len(skipped)} of the categories", f"<ul>{lines}</ul>")
     lists = []
     for title, key in (("Validation images", "evaluation"), ("Held-out known training labels", "ap")):
@@ -634,21 +638,21 @@ def _fine_tuning(run: Run) -> str:
         if pairs:
             better, worse = (sum(s * (a - b) > SAME for _, b, a in pairs) for s in (1, -1))
             words = f"{title}: {better} better, {worse} worse, {len(pairs) - better - worse} as before"
-            lists.append(_fold(words, _rows([_change(*p) for p in pairs], "categories")))
+            lists.append(_fold(words, folded_rows([change_bar(*p) for p in pairs], "categories")))
     explained = (
         "After training, the head of each category is fitted alone to its known labels. Some of these are held out "
         "and choose the state that each head keeps: by them it cannot get worse, and looks better than it is. What "
         "counts is the change on the validation images."
     )
-    return _section("Category-wise fine-tuning", _paragraph(explained, "remark"), _tiles(tiles), out, *lists)
+    return section("Category-wise fine-tuning", paragraph(explained, "remark"), _tiles(tiles), out, *lists)
 
 
-def _change(name: str, before: float, after: float) -> str:
+def change_bar(name: str, before: float, after: float) -> str:
     """A bar from one value to another."""
     low, high = 100 * min(before, after), 100 * max(before, after)
     kind = "same" if abs(after - before) <= SAME else "up" if after > before else "down"
     return (
-        f"<li><span>{_text(name)}</span><i><b class='{kind}' style='margin-left:{low:.1f}%;"
+        f"<li><span>{safe_text(name)}</span><i><b class='{kind}' style='margin-left:{low:.1f}%;"
         f"width:{max(high - low, 0.5):.1f}%'></b></i><em>{100 * before:.1f} → {100 * after:.1f}</em></li>"
     )
 
@@ -658,18 +662,18 @@ def _pseudo_labels(run: Run) -> str:
     if not lines:
         return ""
     charts = [
-        _chart("Pseudo-labels: present", _series("present", "present", lines, "positives"), zero=True),
-        _chart("Pseudo-labels: absent", _series("absent", "absent", lines, "negatives"), zero=True),
+        line_chart("Pseudo-labels: present", chart_series("present", "present", lines, "positives"), zero=True),
+        line_chart("Pseudo-labels: absent", chart_series("absent", "absent", lines, "negatives"), zero=True),
     ]
     for kind, title in (
         ("precision", "Share of the pseudo-labels that are right"),
         ("recall", "Share of the hidden labels found"),
     ):
         charts.append(
-            _chart(
+            line_chart(
                 title,
-                _series("present", "present", lines, f"{kind}_positive", factor=100),
-                _series("absent", "absent", lines, f"{kind}_negative", factor=100),
+                chart_series("present", "present", lines, f"{kind}_positive", factor=100),
+                chart_series("absent", "absent", lines, f"{kind}_negative", factor=100),
                 zero=True,
                 unit=" %",
             )
@@ -678,41 +682,41 @@ def _pseudo_labels(run: Run) -> str:
         (_count(line["epoch"]), *(_count(line.get(key)) for key in ("positives", "negatives", "unknown")))
         for line in lines
     ]
-    tables = _table(("epoch", "present", "absent", "still unknown"), counts)
+    tables = html_table(("epoch", "present", "absent", "still unknown"), counts)
     keys = [f"{kind}_{sign}" for sign in ("positive", "negative") for kind in ("precision", "recall")]
     if any(_number(line.get(key)) is not None for line in lines for key in keys):
-        rows = [(_count(line["epoch"]), *(_percent(line.get(key)) for key in keys)) for line in lines]
-        tables += _table(("epoch", "present: precision", "recall", "absent: precision", "recall"), rows)
+        rows = [(_count(line["epoch"]), *(percent(line.get(key)) for key in keys)) for line in lines]
+        tables += html_table(("epoch", "present: precision", "recall", "absent: precision", "recall"), rows)
     words = (
         "After each epoch the model guesses the unknown labels of the training images; what it is sure of counts as "
         "known for the next epoch alone."
     )
-    return _section(
+    return section(
         "Pseudo-labels (curriculum labeling)",
-        _paragraph(words, "remark"),
+        paragraph(words, "remark"),
         f'<div class="charts">{"".join(charts)}</div>',
         _fold("The same as a table", tables),
     )
 
 
 # ------------------------------------------------------------------------------------------------------------ pictures
-def _batch(steps: Sequence[Step], categories: Sequence[str]) -> str:
+def batch_pictures(steps: Sequence[Step], categories: Sequence[str]) -> str:
     """The batch first and last, and what is between them folded: on a phone each row of it is a screen."""
     if not steps:
         return ""
     parts = []
     for at, step in enumerate(steps):
         figures = "".join(
-            _figure(image, f"<div>{_text(caption)}</div>" + _labels(target, categories), caption)
+            _figure(image, f"<div>{safe_text(caption)}</div>" + _labels(target, categories), caption)
             for image, target, caption in zip(step.images, step.targets, step.captions, strict=True)
         )
         grid = f'<div class="pictures">{figures}</div>'
         between = 0 < at < len(steps) - 1
-        parts.append(_fold(f"after: {step.title}", grid) if between else f"<h3>{_text(step.title)}</h3>{grid}")
+        parts.append(_fold(f"after: {step.title}", grid) if between else f"<h3>{safe_text(step.title)}</h3>{grid}")
     legend = (
         '<p><b class="present">present</b> <span class="unknown">unknown</span> <span class="absent">absent</span></p>'
     )
-    return _section("A mixed batch", legend, *parts)
+    return section("A mixed batch", legend, *parts)
 
 
 def _labels(targets: Tensor, categories: Sequence[str]) -> str:
@@ -724,9 +728,9 @@ def _labels(targets: Tensor, categories: Sequence[str]) -> str:
     present = [
         categories[c] + ("" if targets[c] == 1 else f" {targets[c]:.2f}") for c in (targets > 0).nonzero().flatten()
     ]
-    parts = [f'<div class="present">{_text(_some(present, 8))}</div>' if present else "<div>none known</div>"]
+    parts = [f'<div class="present">{safe_text(_some(present, 8))}</div>' if present else "<div>none known</div>"]
     if unknown:
-        parts.append(f'<div class="unknown">{len(unknown)} unknown: {_text(_some(unknown, 3))}</div>')
+        parts.append(f'<div class="unknown">{len(unknown)} unknown: {safe_text(_some(unknown, 3))}</div>')
     parts.append(f'<div class="absent">{int((targets == 0).sum())} absent</div>')
     return "".join(parts)
 
@@ -738,12 +742,12 @@ def _some(words: Sequence[str], most: int) -> str:
 
 def _figure(image: Tensor | None, caption: str, alt: str) -> str:
     """`caption` is HTML; `alt` is text, which stands in where there is no image."""
-    picture = f'<div class="blank">{_text(alt)}</div>'
+    picture = f'<div class="blank">{safe_text(alt)}</div>'
     if image is not None:
         file = io.BytesIO()
         to_picture(image, min(THUMBNAIL, image.shape[-1])).save(file, "JPEG", quality=88)
         data = base64.b64encode(file.getvalue()).decode()
-        picture = f'<img src="data:image/jpeg;base64,{data}" alt="{_text(alt)}">'
+        picture = f'<img src="data:image/jpeg;base64,{data}" alt="{safe_text(alt)}">'
     return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
@@ -796,10 +800,10 @@ def _examples(run: Run, val: ImageDataset | None) -> str:
         "image: the label it is here for, what else is present, the highest probabilities of all others. Among the "
         "worst may be mistakes of the labels."
     )
-    return _section(
+    return section(
         "Best and worst predictions",
-        _paragraph(words, "remark"),
-        _paragraph(problem, "note") if problem else "",
+        paragraph(words, "remark"),
+        paragraph(problem, "note") if problem else "",
         *parts,
     )
 
@@ -831,7 +835,7 @@ def _guess(found: Predictions, row: int, category: int) -> str:
     others = [(kinds[int(targets[c])], words(c)) for c in [c for c in order if targets[c] != 1][:3]]
     lines = [("strong", f"{words(category)}, {kinds[int(targets[category])]}"), ("present", _some(present, 8))]
     lines += [(kind, f"{text}, {kind}") for kind, text in others]
-    return "".join(f'<div class="{kind}">{_text(text)}</div>' for kind, text in lines if text)
+    return "".join(f'<div class="{kind}">{safe_text(text)}</div>' for kind, text in lines if text)
 
 
 # --------------------------------------------------------------------------------------------------------------- frame

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpu_logicmix import GPULogicMix, average_precision, label_counts, open_dataset
-from gpu_logicmix.page import Series, _chart, _pictures, _thin, _ticks, pick_examples, read_run, write_report
+from gpu_logicmix.page import Series, _pictures, _thin, _ticks, line_chart, pick_examples, read_run, write_report
 from gpu_logicmix.report import (
     PRESENT_TEXT,
     UNKNOWN_TEXT,
@@ -480,8 +480,8 @@ def test_long_curves_keep_their_mean():
     assert len(thin) == 200
     assert np.mean([y for _, y in thin]) == pytest.approx(np.mean([y for _, y in points]))
     assert _thin([(0.0, None)] * 1000)[0][1] is None
-    assert _chart("t", Series("a", "one", [(0.5, None)])) == ""
-    chart = _chart("t", Series("a", "one", [(1, 1e-4), (2, None), (3, 10.0)]))
+    assert line_chart("t", Series("a", "one", [(0.5, None)])) == ""
+    chart = line_chart("t", Series("a", "one", [(1, 1e-4), (2, None), (3, 10.0)]))
     assert chart.count("<circle") == 2
     assert "logarithmic" in chart
 
