@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: where the real data is, and which devices to test on."""
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -11,6 +12,9 @@ import torch
 hypothesis.settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
+
+# A shell that starts the tests in the background has Ctrl-C ignored, and so would every process that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("GPU_LOGICMIX_SHARED", ROOT.parent / "shared"))
