@@ -70,7 +70,7 @@ def test_script(bench, tmp_path, monkeypatch):
         "3",
     ]
     monkeypatch.setattr(sys, "argv", ["loader.py", *arguments])
-    monkeypatch.setattr(bench, "keep_freed_memory", lambda: None)  # not in the process of the tests
+    monkeypatch.setattr(bench, "keep_memory", lambda: None)  # not in the process of the tests
     threads = torch.get_num_threads()
     try:
         bench.main()
