@@ -324,7 +324,8 @@ class Series(NamedTuple):
 
 
 def chart_series(name: str, colour: str, lines: list[dict], key: str, x: str = "epoch", factor: float = 1) -> Series:
-    values = [(_number(line.get(x)), _number(line.get(key))) for line in lines]
+    """What some lines do not have, as the mAP of an epoch without validation, makes no gap; what is no number does."""
+    values = [(_number(line.get(x)), _number(line[key])) for line in lines if key in line]
     return Series(name, colour, [(a, None if b is None else b * factor) for a, b in values if a is not None])
 
 

@@ -506,3 +506,10 @@ def test_a_failed_write_leaves_the_old_page(tmp_path, monkeypatch):
         write_report(tmp_path / "run", steps=some_steps())
     assert path.read_text() == before
     assert not list(path.parent.glob("*.part"))
+
+
+def test_epochs_without_validation_leave_no_gap_in_the_curve():
+    from gpu_logicmix.page import chart_series
+
+    lines = [{"epoch": 1}, {"epoch": 2, "mAP": 0.5}, {"epoch": 3}, {"epoch": 4, "mAP": None}, {"epoch": 5, "mAP": 0.25}]
+    assert chart_series("mAP", "one", lines, "mAP", factor=100).points == [(2, 50), (4, None), (5, 25)]
