@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from gpu_logicmix.runfolder import machine as cpu_name
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -36,15 +38,6 @@ def versions(packages: tuple[str, ...]) -> dict[str, str | None]:
         except PackageNotFoundError:
             found[name] = None
     return found
-
-
-def cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def interleave(functions: dict[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, list[float]]:

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gpu_logicmix.config import OPTION_TYPES, PRESETS, Config, hide, make_config
+from gpu_logicmix.config import OPTION_TYPES, PRESETS, Config, dataset_options, hide, make_config
 from gpu_logicmix.data import DataError, ImageDataset, cache_dataset, open_dataset
 from gpu_logicmix.data.cache import verify_cache
 from gpu_logicmix.labels import PROTOCOLS, label_counts
@@ -104,14 +104,7 @@ def _commands(context: typer.Context) -> None:
 
 
 def _open(data: str, split: str, size: int | None, options: list[str] | None, on_bad_image: str) -> ImageDataset:
-    chosen = {}
-    for option in options or []:
-        name, equals, value = option.partition("=")
-        if not equals:
-            raise DataError(f"--option {option!r}: write NAME=VALUE")
-        if name in ("spec", "split", "size", "on_bad_image"):
-            raise DataError(f"--option {option!r}: no option of a dataset; write --{name.replace('_', '-')} {value}")
-        chosen[name] = value
+    chosen = dataset_options(options)
     with console.status(f"opening {_escape(data)} {split} …"):
         return open_dataset(data, split, size, on_bad_image=on_bad_image, **chosen)
 

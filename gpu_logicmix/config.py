@@ -249,7 +249,20 @@ def changed(config: Config) -> dict[str, Any]:
     }
 
 
-# ----------------------------------------------------------------------------------------------------------- the labels
+# ------------------------------------------------------------------------------------------------------------- the data
+def dataset_options(options: list[str] | None) -> dict[str, str]:
+    """NAME=VALUE as names and values."""
+    chosen = {}
+    for option in options or []:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise ValueError(f"--option {option!r}: write NAME=VALUE")
+        if name in ("spec", "split", "size", "on_bad_image"):
+            raise ValueError(f"--option {option!r}: no option of a dataset; write --{name.replace('_', '-')} {value}")
+        chosen[name] = value
+    return chosen
+
+
 def check_known(known: float, protocol: str) -> None:
     if protocol == "per-class":
         if known < 1 or known != int(known):

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gpu_logicmix.config import Config, hide
+from gpu_logicmix.config import Config, dataset_options, hide
 from gpu_logicmix.data import DataError, ImageDataset, cache_dataset, make_loader, open_dataset
 from gpu_logicmix.losses import (
     DecoupledAsymmetricLoss,
@@ -104,14 +104,7 @@ def keep_memory() -> None:
 # ------------------------------------------------------------------------------------------------------------ the data
 def open_labeled(config: Config, spec: str, split: str) -> ImageDataset:
     """A dataset as the run wants it: size, options, cache. It must have images and labels."""
-    options = {}
-    for option in config.option or []:
-        name, equals, value = option.partition("=")
-        if not equals:
-            raise DataError(f"option {option!r}: write NAME=VALUE")
-        if name in ("spec", "split", "size", "on_bad_image"):
-            raise DataError(f"option {option!r}: no option of a dataset")
-        options[name] = value
+    options = dataset_options(config.option)
     if spec.partition(":")[0] != config.data.partition(":")[0]:
         options = {}  # they are those of another format
     dataset = open_dataset(spec, split, config.size, on_bad_image=config.on_bad_image, **options)
