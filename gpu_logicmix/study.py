@@ -342,8 +342,9 @@ def markdown(rows: Sequence[Row]) -> str:
     parts = []
     for title, part in by(rows, "table").items():
         methods, proportions, cells = table_cells(part)
-        lines = [f"**{title}**", "", f"| mAP (%) | {' | '.join(f'{k:.0%} known' for k in proportions)} | average |"]
-        lines.append(f"|---|{'--:|' * (len(proportions) + 1)}")
+        several = len(proportions) > 1
+        heads = [f"{k:.0%} known" for k in proportions] + ["average"] * several
+        lines = [f"**{title}**", "", f"| mAP (%) | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
         averages = {m: average(cells, m, proportions) for m in methods}
         for m in methods:
             columns = []
@@ -351,12 +352,14 @@ def markdown(rows: Sequence[Row]) -> str:
                 column = {other: cells[other, k].mean for other in methods if cells[other, k]}
                 own = cells[m, k]
                 columns.append(_marked(own.text if own else "", column, m, methods[0]))
-            whole = {other: value for other, value in averages.items() if value is not None}
-            columns.append(_marked("" if averages[m] is None else f"{averages[m]:.1f}", whole, m, methods[0]))
+            if several:
+                whole = {other: value for other, value in averages.items() if value is not None}
+                columns.append(_marked("" if averages[m] is None else f"{averages[m]:.1f}", whole, m, methods[0]))
             lines.append(f"| {m} | {' | '.join(columns)} |")
         seeds = sorted({cells[key].runs for key in cells if cells[key]})
         many = f"{seeds[0]} run{'s' if seeds[0] > 1 else ''}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} runs"
-        lines += ["", f"Each cell is {many}; ± is the standard deviation over seeds."]
+        spread = "; ± is the standard deviation over seeds" if seeds[-1] > 1 else ""
+        lines += ["", f"Each cell is {many}{spread}."]
         paired = _paired_lines(part, methods, proportions)
         parts.append("\n".join(lines + paired))
     return "\n\n".join(parts) + "\n"
