@@ -37,6 +37,7 @@ import io
 import json
 import math
 import statistics
+import textwrap
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -418,10 +419,12 @@ def plot_table(title: str, rows: Sequence[Row]):
             right.plot([at] * len(d.values), d.values, marker, color=colour, mfc="none", ls="none", ms=6)
             if d.half is not None:
                 right.errorbar([at], [d.mean], [d.half], color=colour, marker="_", capsize=4, ms=9)
-    left.set_ylabel("mAP (%), mean ± deviation")
-    middle.set_ylabel(f"gain over {methods[0]}, mean ± standard error")
-    right.set_ylabel(f"difference to {methods[0]}, seed by seed; bars: 95 % interval")
-    for axes in (left, middle, right):
+    for axes, words in (
+        (left, "mAP (%), mean ± deviation"),
+        (middle, f"gain over {methods[0]}, mean ± standard error"),
+        (right, f"difference to {methods[0]}, seed by seed; bars: 95 % interval"),
+    ):
+        axes.set_title(textwrap.fill(words, 48), fontsize=10, loc="left")
         axes.set_xlabel("% of labels known")
         axes.set_xticks([100 * k for k in proportions])
         axes.spines[["top", "right"]].set_visible(False)
