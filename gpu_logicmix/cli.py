@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -213,16 +212,14 @@ def preview(
     Example: gpu-logicmix preview voc2007:/data/VOCdevkit --known 0.3 --out preview.png
     """
     from gpu_logicmix.randaugment import RandAugment, RandomHorizontalFlip
-    from gpu_logicmix.report import batch_steps, preview_picture
+    from gpu_logicmix.report import batch_steps, drawn_batch, preview_picture
 
     dataset = _open(data, split, size, option, on_bad_image.value)
     if dataset.categories:
         dataset.labels, _ = hide(dataset.labels, known, protocol.value, seed)
-    torch.manual_seed(seed)
-    images, targets, index = dataset[torch.randperm(len(dataset))[:count].tolist()]
+    images, targets, names = drawn_batch(dataset, seed, count)
     if not len(images):
         raise DataError(f"{data}: none of the {count} images drawn can be read; try another --seed")
-    names = [f"{number + 1}: {dataset.ids[row]}" for number, row in enumerate(index.tolist())]
     mix = GPULogicMix(p, k_min, k_max)
     steps = batch_steps(images, targets, names, RandomHorizontalFlip(), RandAugment(), mix)
     preview_picture(steps, dataset.categories).save(out)
@@ -396,8 +393,8 @@ def evaluate(
     for name, row in (("probability above 0.5", metrics.threshold), ("at most three an image", metrics.top3)):
         table.add_row(name, *(f"{value:.2%}" for value in row))
     console.print(table)
-    order = sorted(range(len(metrics.AP)), key=lambda c: -1 if c in metrics.left_out else -metrics.AP[c])
-    order = [c for c in order if c not in metrics.left_out]
+    judged = [c for c in range(len(metrics.AP)) if c not in metrics.left_out]
+    order = sorted(judged, key=lambda c: -metrics.AP[c])
     shown = order if show_all or len(order) <= 20 else [*order[:8], None, *order[-8:]]
     table = Table("category", "AP")
     for c in shown:
@@ -410,9 +407,7 @@ def evaluate(
         names = ", ".join(result.categories[c] for c in metrics.left_out)
         console.print(f"left out, no known positive: {_escape(names)}", soft_wrap=True)
     if out is not None:
-        ap = {
-            name: value for c, (name, value) in enumerate(zip(result.categories, metrics.AP, strict=True)) if c in order
-        }
+        ap = {result.categories[c]: metrics.AP[c] for c in judged}
         values = {"weights": str(result.weights), "images": result.images, **metrics.as_dict(), "AP": ap}
         out.write_text(json.dumps(values, indent=1) + "\n")
         console.print(f"wrote {_escape(str(out))}")

@@ -24,6 +24,7 @@ from gpu_logicmix.config import Config
 from gpu_logicmix.data.files import write_whole
 from gpu_logicmix.engine import fit
 from gpu_logicmix.metrics import average_precision
+from gpu_logicmix.mix import GPULogicMix
 from gpu_logicmix.page import (
     PAGE,
     STYLE,
@@ -43,9 +44,9 @@ from gpu_logicmix.page import (
     safe_text,
     section,
 )
-from gpu_logicmix.report import batch_steps
+from gpu_logicmix.report import batch_steps, drawn_batch
 from gpu_logicmix.runfolder import RunError, locked
-from gpu_logicmix.step import Augment, open_train, open_val
+from gpu_logicmix.step import images_to_do, open_train, open_val
 
 # Folder of the run -> what it is called, and the one option in which it differs.
 METHODS = {"plain": ("plain training", {"mix": "none"}), "logicmix": ("LogicMix", {"mix": "logicmix"})}
@@ -134,8 +135,7 @@ def _train(configs: dict[str, Config], out: Path, images: int, val_images: int, 
     with Progress(*columns, console=console) as progress:
         tasks = {name: progress.add_task(METHODS[name][0], total=None, start=False) for name in configs}
         for name, config in configs.items():
-            size = min(config.batch_size, images)
-            total = config.epochs * (images // size * size) + -(-config.epochs // config.eval_every) * val_images
+            total = images_to_do(config, images, val_images, config.epochs)
             progress.start_task(tasks[name])
             progress.update(tasks[name], total=total)
             # Quiet, as there are two of them and one bar for each is enough; their pages have all they say.
@@ -199,17 +199,14 @@ def _write_page(out: Path, runs: dict[str, Run], configs: dict[str, Config], tra
     )
     charts = [line_chart("mAP on other pictures", *_both(runs, "epochs", "mAP", 100), unit=" %")]
     charts += [line_chart("Loss in training", *_both(runs, "steps", "loss", 1))]
-    torch.manual_seed(config.seed)
-    images, targets, index = train[torch.randperm(len(train))[:8].tolist()]
-    augment = Augment(Config(mix="logicmix", p=1.0, k_min=config.k_min, k_max=config.k_max))
-    names = [f"{number}: {train.ids[row]}" for number, row in enumerate(index.tolist(), 1)]
+    batch, mix = drawn_batch(train, config.seed), GPULogicMix(1.0, config.k_min, config.k_max)
     parts = [
         f"<header><h1>Plain training and LogicMix <small>{percent(start['known'])} of labels known</small></h1>"
         f"{paragraph(about)}{html_table(HEADINGS, result_rows(runs))}{paragraph(CAUTION, 'note')}"
         f"<p>The pages of the two runs: {links}</p></header>",
         section("Curves", f'<div class="charts">{"".join(charts)}</div>'),
         _categories(runs),
-        batch_pictures(batch_steps(images, targets, names, None, None, augment.mix), train.categories),
+        batch_pictures(batch_steps(*batch, mix=mix), train.categories),
     ]
     html = PAGE.format(title="Demo – GPU LogicMix", style=STYLE, body="\n".join(parts))
     write_whole(out / "demo.html", html)

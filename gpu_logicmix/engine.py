@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpu_logicmix.cft import category_wise_fine_tune
-from gpu_logicmix.config import Config, make_config, to_toml
+from gpu_logicmix.config import Config, to_toml
 from gpu_logicmix.curriculum import CurriculumLabels
 from gpu_logicmix.data import DataError, ImageDataset, make_loader
 from gpu_logicmix.data.files import write_whole
@@ -63,6 +63,7 @@ from gpu_logicmix.runfolder import (
     machine,
     no_nan,
     read_checkpoint,
+    read_config,
     read_last,
     read_log,
     save_checkpoint,
@@ -76,6 +77,7 @@ from gpu_logicmix.step import (
     World,
     autocast,
     fingerprint,
+    images_to_do,
     joined_world,
     make_loss,
     moved,
@@ -83,6 +85,7 @@ from gpu_logicmix.step import (
     open_train,
     open_val,
     predict_rows,
+    predicted,
     seed_step,
 )
 
@@ -398,19 +401,9 @@ class Run:
     @torch.inference_mode()
     def _label(self, tick: Callable[[int], None]) -> None:
         """New pseudo-labels from un-augmented images. Each process predicts its share, straight into the table."""
-        loader = make_loader(
-            self.train_set,
-            self.config.batch_size,
-            workers=self.config.workers,
-            rank=self.world.rank,
-            world=self.world.size,
-        )
-        for images, _, index in moved(loader, self.world.device):
-            if len(images):
-                with autocast(self.config, self.world.device):
-                    logits = self.shown(images.float().div_(255))
-                self.curriculum.update(index, logits)
-                tick(len(images))
+        for index, logits in predicted(self.shown, self.train_set, self.config, self.world):
+            self.curriculum.update(index, logits)
+            tick(len(index))
 
     # ----------------------------------------------------------------------------------------------------- saved states
     def time(self) -> float:
@@ -575,10 +568,11 @@ def fit(
                 if signum := world.any(stop.signum):
                     stop.stop(signum, f"stopped after epoch {run.closed}")
             stop.patient = False
-        end = _finish(run, log)
+        end = _finish(run)
         if config.cft:
             end["mAP_cft"] = fine_tune(folder, world=world, console=console, run=run).get("mAP")
-        log.write("end", **end, elapsed=run.time())
+        end["elapsed"] = run.time()
+        log.write("end", **end)
         return end
 
 
@@ -640,15 +634,13 @@ def _log_start(run: Run, log: Log, command: str) -> None:
 
 def _images_to_do(run: Run) -> tuple[int, int]:
     """In the whole run, and done so far: for the bar."""
-    config = run.config
-    train = run.steps * config.batch_size * run.world.size
-    label = len(run.train_set) * max(0, config.epochs - config.cl_start) if config.cl else 0
-    total = config.epochs * (train + len(run.val_set)) + label
-    labelled = max(0, min(run.closed, config.epochs - 1) - config.cl_start + 1) * len(run.train_set) if config.cl else 0
-    return total, run.step * config.batch_size * run.world.size + run.closed * len(run.val_set) + labelled
+    config, sizes = run.config, (len(run.train_set), len(run.val_set))
+    total, done = (images_to_do(config, *sizes, epochs, run.world.size) for epochs in (config.epochs, run.closed))
+    begun = (run.step - run.closed * run.steps) * config.batch_size * run.world.size
+    return total, done + min(begun, len(run.train_set))
 
 
-def _finish(run: Run, log: Log) -> dict[str, Any]:
+def _finish(run: Run) -> dict[str, Any]:
     """Write down the weights that are kept and what they predict."""
     lines = [line for line in read_log(run.folder) if line["kind"] == "epoch"] if run.world.main else []
     model, epoch = run.shown, run.closed
@@ -684,14 +676,16 @@ def _finish(run: Run, log: Log) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------------- a finished run
-def load_run(folder: str | Path, weights: str | None = None) -> tuple[Config, Classifier, list[str], Path]:
+def load_run(
+    folder: str | Path, weights: str | None = None, **options: Any
+) -> tuple[Config, Classifier, list[str], Path]:
     """Options, model, categories and weights file of a finished run.
 
     weights: "cft" or "model"; unless given, the fine-tuned ones if there are any.
+    options: of `Config`, in place of those of the run.
     """
     folder = Path(folder)
-    if not (folder / "config.toml").exists():
-        raise RunError(f"{folder}: no run (it has no config.toml)")
+    config = read_config(folder)
     names = [f"{weights}.safetensors"] if weights else ["cft.safetensors", "model.safetensors"]
     file = next((folder / name for name in names if (folder / name).exists()), None)
     if file is None:
@@ -703,8 +697,8 @@ def load_run(folder: str | Path, weights: str | None = None) -> tuple[Config, Cl
             categories = json.loads((opened.metadata() or {})["categories"])
     except Exception as error:  # safetensors has an exception class of its own for a damaged file
         raise RunError(f"{file}: damaged ({str(error).splitlines()[0]})") from error
-    config = make_config({}, file=folder / "config.toml")
-    config.freeze = 0
+    for name, value in {"freeze": 0, **options}.items():
+        setattr(config, name, value)
     return config, make_model(config, len(categories), weights=file).eval(), categories, file
 
 
@@ -729,9 +723,7 @@ def evaluate_run(
     weights: "model", or "cft": the fine-tuned ones; these, unless given, if there are any.
     options: of `Config` that need not be those of the run (device, threads, batch_size, workers, cache, option ...).
     """
-    config, model, categories, file = load_run(folder, weights)
-    for name, value in options.items():
-        setattr(config, name, value)
+    config, model, categories, file = load_run(folder, weights, **options)
     with joined_world(config.device, config.threads) as world:
         console = (console or Console()) if world.main else Console(quiet=True)
         dataset = open_val(config) if data is None else open_labeled(config, data, split)
@@ -757,9 +749,7 @@ def predict(
 
     paths: of image files, and of folders in which all images are taken.
     """
-    config, model, categories, _ = load_run(folder, weights)
-    for name, value in options.items():
-        setattr(config, name, value)
+    config, model, categories, _ = load_run(folder, weights, **options)
     files: list[str] = []
     for path in map(Path, paths):
         if path.is_dir():
@@ -799,12 +789,20 @@ def fine_tune(
     and what they predict; the old ones stay. Returns what is in cft.json."""
     folder = Path(folder)
     console = console or Console()
-    config, model, categories, _ = load_run(folder, "model")
-    for name, value in (options or {}).items():
-        setattr(config, name, value)
-    if world is None:
-        with joined_world(config.device, config.threads) as world:
-            return fine_tune(folder, world=world, console=console, run=run, options=options)
+    config, model, categories, _ = load_run(folder, "model", **options or {})
+    with contextlib.nullcontext(world) if world else joined_world(config.device, config.threads) as world:
+        return _fine_tune(folder, config, model, categories, world, console, run)
+
+
+def _fine_tune(
+    folder: Path,
+    config: Config,
+    model: Classifier,
+    categories: list[str],
+    world: World,
+    console: Console,
+    run: Run | None,
+) -> dict[str, Any]:
     train = run.train_set if run is not None else open_train(config)[0]
     val = run.val_set if run is not None else open_val(config)
     model = model.to(world.device, memory_format=torch.channels_last)
@@ -834,8 +832,9 @@ def fine_tune(
     model.set_classifier(weight, bias)
     write_model(folder / "cft.safetensors", model, categories)
     write_predictions(folder / "cft_predictions.npz", torch.addmm(bias, val_features, weight.t()), val_rows, val)
+    s = record.summary()
     result = {
-        "summary": record.summary(),
+        "summary": s,
         "ap_before": record.ap_before.tolist(),
         "ap_after": record.ap_after.tolist(),
         "evaluation_before": record.evaluation_before.tolist(),
@@ -844,10 +843,9 @@ def fine_tune(
         "skipped": {str(k): v for k, v in record.skipped.items()},
         "seconds": time.perf_counter() - began,
         "weights": "cft.safetensors",
-        "mAP": record.summary()["evaluation_map_after"],
+        "mAP": s["evaluation_map_after"],
     }
     write_whole(folder / "cft.json", json.dumps(no_nan(result)))
-    s = record.summary()
     console.print(
         f"fine-tuned {s['changed']} of {s['categories']} heads in {result['seconds']:.0f} s ({s['skipped']} with too "
         f"few known labels left alone): mAP on held-out known labels {s['held_out_map_before']:.2%} → "

@@ -25,8 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_logicmix.config import Config, make_config
+from gpu_logicmix.config import Config, read_toml
 from gpu_logicmix.data import DataError, ImageDataset
+from gpu_logicmix.data.files import written_whole
 from gpu_logicmix.metrics import average_precision
 from gpu_logicmix.report import (
     ABSENT_TEXT,
@@ -35,9 +36,10 @@ from gpu_logicmix.report import (
     UNKNOWN_TEXT,
     Step,
     batch_steps,
+    drawn_batch,
     to_picture,
 )
-from gpu_logicmix.runfolder import RunError
+from gpu_logicmix.runfolder import read_config
 from gpu_logicmix.step import Augment, open_train, open_val
 
 # Shown first where it is not known which options are the default.
@@ -54,16 +56,12 @@ ALL_ROWS = 100  # so many categories are shown whole; of more, the middle is fol
 def report_run(folder: str | Path) -> Path:
     """The page of a run, with pictures from its data if they are still where they were."""
     folder = Path(folder)
-    if not (folder / "config.toml").exists():
-        raise RunError(f"{folder}: no run (it has no config.toml)")
-    config = make_config({}, file=folder / "config.toml")
+    config = read_config(folder)
     train = val = steps = None
     try:
         (train, _), val = open_train(config), open_val(config)
-        torch.manual_seed(config.seed)
-        images, targets, index = train[torch.randperm(len(train))[:8].tolist()]
+        images, targets, names = drawn_batch(train, config.seed)
         augment = Augment(config)
-        names = [f"{number}: {train.ids[row]}" for number, row in enumerate(index.tolist(), 1)]
         parts = [part if hasattr(part, "plan") else None for part in (augment.flip, augment.randaugment, augment.mix)]
         steps = batch_steps(images, targets, names, *parts) if len(images) else None
     except (DataError, OSError):  # the page says that pictures are missing
@@ -102,13 +100,8 @@ def write_report(
     title = f"{run.data} – GPU LogicMix"
     page = PAGE.format(title=safe_text(title), style=STYLE, body="\n".join(part for part in parts if part))
     path = folder / "report.html"
-    aside = folder / f"report.html.{os.getpid()}.part"
-    try:
-        # A file name that is no UTF-8 is no reason to lose the page.
-        aside.write_text(page, encoding="utf-8", errors="replace")
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with written_whole(path, "wb") as file:
+        file.write(page.encode(errors="replace"))  # a file name that is no UTF-8 is no reason to lose the page
     return path
 
 
@@ -166,7 +159,7 @@ def read_run(folder: Path) -> Run:
     if not ((folder / "config.toml").exists() or (folder / "log.jsonl").exists()):
         raise FileNotFoundError(f"{folder}: no run here, neither config.toml nor log.jsonl")
     readers = {
-        "config.toml": ("config", _read_toml),
+        "config.toml": ("config", read_toml),
         "predictions.npz": ("predictions", _read_predictions),
         "cft.json": ("cft", _read_object),
     }
@@ -179,14 +172,6 @@ def read_run(folder: Path) -> Run:
     if (folder / "log.jsonl").exists():
         _read_log(folder / "log.jsonl", run)
     return run
-
-
-def _read_toml(path: Path) -> dict:
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib
-    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def _read_object(path: Path) -> dict:

@@ -16,6 +16,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
+from gpu_logicmix.data import ImageDataset
 from gpu_logicmix.labels import label_counts
 from gpu_logicmix.mix import GPULogicMix, MixPlan, or_targets
 
@@ -31,6 +32,13 @@ class Step(NamedTuple):
     images: Tensor  # uint8 or float in [0, 1], [B, 3, H, W]
     targets: Tensor  # [B, C]
     captions: list[str]  # what was done to each image
+
+
+def drawn_batch(dataset: ImageDataset, seed: int, count: int = 8) -> tuple[Tensor, Tensor, list[str]]:
+    """Images drawn at random, their labels, and a numbered name for each. What follows is drawn from `seed` too."""
+    torch.manual_seed(seed)
+    images, targets, index = dataset[torch.randperm(len(dataset))[:count].tolist()]
+    return images, targets, [f"{number}: {dataset.ids[row]}" for number, row in enumerate(index.tolist(), 1)]
 
 
 def batch_steps(

@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
+from gpu_logicmix.config import Config, make_config
 from gpu_logicmix.data import ImageDataset
 from gpu_logicmix.data.files import write_whole, written_whole
 
@@ -33,6 +34,13 @@ class RunError(ValueError):
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
+def read_config(folder: Path) -> Config:
+    """The options of the run that is in a folder."""
+    if not (folder / "config.toml").exists():
+        raise RunError(f"{folder}: no run (it has no config.toml)")
+    return make_config({}, file=folder / "config.toml")
+
+
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write `last.pt`, with the one before kept as `previous.pt`. At any moment at least one of them is whole."""
     last = folder / "last.pt"

@@ -250,6 +250,28 @@ def autocast(config: Config, device: torch.device):
     return torch.autocast(device.type, dtype=kinds.get(amp), enabled=amp in kinds)
 
 
+def images_to_do(config: Config, train: int, val: int, epochs: int, world: int = 1) -> int:
+    """Images that `epochs` epochs of a run work through: to train on, to validate, to label. For progress bars."""
+    size = config.batch_size * world
+    trained = train // size * size if train >= size else train
+    judged = epochs // config.eval_every + (epochs == config.epochs and epochs % config.eval_every > 0)
+    labelled = max(0, min(epochs, config.epochs - 1) - config.cl_start + 1) if config.cl else 0
+    return epochs * trained + judged * val + labelled * train
+
+
+@torch.inference_mode()
+def predicted(
+    function: Callable[[Tensor], Tensor], dataset: ImageDataset, config: Config, world: World
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """`function` of un-augmented images, batch by batch, and their rows. Each process takes a share of the images."""
+    loader = make_loader(dataset, config.batch_size, workers=config.workers, rank=world.rank, world=world.size)
+    for images, _, index in moved(loader, world.device):
+        if len(images):
+            with autocast(config, world.device):
+                rows = function(images.float().div_(255))
+            yield index, rows
+
+
 @torch.inference_mode()
 def predict_rows(
     function: Callable[[Tensor], Tensor],
@@ -260,17 +282,12 @@ def predict_rows(
 ) -> tuple[Tensor, np.ndarray]:
     """`function` of every un-augmented image, [N, ...] on the CPU, and the rows that could be read. Each process takes
     a share of the images; all get all results."""
-    loader = make_loader(dataset, config.batch_size, workers=config.workers, rank=world.rank, world=world.size)
     out: Tensor | None = None
     seen = torch.zeros(len(dataset), dtype=torch.int32)
-    for images, _, index in moved(loader, world.device):
-        if not len(images):
-            continue
-        with autocast(config, world.device):
-            rows = function(images.float().div_(255)).float().cpu()
+    for index, rows in predicted(function, dataset, config, world):
+        index, rows = index.cpu(), rows.float().cpu()
         if out is None:
             out = torch.zeros(len(dataset), *rows.shape[1:])
-        index = index.cpu()
         out[index], seen[index] = rows, 1
         tick(len(index))
     if world.size > 1:

@@ -30,6 +30,7 @@ What counts for a run is its mAP on the validation set after its last epoch (aft
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import html
@@ -51,7 +52,7 @@ from gpu_logicmix.config import OPTION_TYPES, Config, changed, read_toml
 from gpu_logicmix.data.files import waited_lock, write_whole, written_whole
 from gpu_logicmix.engine import FREE, fit
 from gpu_logicmix.runfolder import RunError, read_log
-from gpu_logicmix.step import open_train, open_val
+from gpu_logicmix.step import images_to_do, open_train, open_val
 
 # Two-sided 95 % quantiles of Student's t for 1, 2, 3 ... degrees of freedom; the normal one beyond.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
@@ -159,9 +160,8 @@ def run_study(
                 try:
                     show(words, done)
                     end = fit(plan.config, folder, resume="auto", console=Console(quiet=True), tick=tick)
-                    minutes = read_log(folder)[-1]["elapsed"] / 60
                     fine_tuned = f", fine-tuned {end['mAP_cft']:.2%}" if plan.config.cft else ""
-                    text = f"{words}: mAP {end['mAP']:.2%}{fine_tuned}, {minutes:.1f} minutes"
+                    text = f"{words}: mAP {end['mAP']:.2%}{fine_tuned}, {end['elapsed'] / 60:.1f} minutes"
                     console.print(escape(text), highlight=False, soft_wrap=True)
                 except RunError as error:
                     failed.append(f"{words}: {error}")
@@ -190,13 +190,13 @@ def _sizes(planned: Sequence[Planned]) -> list[int]:
         key = (c.data, c.val, c.size, c.images, c.holdout, c.cache, *(c.option or []))
         if key not in known:
             known[key] = len(open_train(c)[0]), len(open_val(c))
-        train, val = known[key]
-        labelled = max(0, c.epochs - c.cl_start) if c.cl else 0
-        sizes.append(train * (c.epochs + labelled) + val * -(-c.epochs // c.eval_every))
+        sizes.append(images_to_do(c, *known[key], c.epochs))
     return sizes
 
 
-def _grid_bar(console: Console, total: int):
+@contextlib.contextmanager
+def _grid_bar(console: Console, total: int) -> Iterator[Callable[[str, int], None]]:
+    """A bar for all runs. Yields `show(words, done)`."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -206,18 +206,9 @@ def _grid_bar(console: Console, total: int):
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    progress = Progress(*columns, console=console, speed_estimate_period=3600, transient=True)
-    task = progress.add_task("study", total=total)
-
-    class Bar:
-        def __enter__(self) -> Callable[[str, int], None]:
-            progress.start()
-            return lambda words, done: progress.update(task, description=escape(words), completed=done)
-
-        def __exit__(self, *_) -> None:
-            progress.stop()
-
-    return Bar()
+    with Progress(*columns, console=console, speed_estimate_period=3600, transient=True) as progress:
+        task = progress.add_task("study", total=total)
+        yield lambda words, done: progress.update(task, description=escape(words), completed=done)
 
 
 def result(folder: Path, fine_tuned: bool = False) -> dict[str, Any] | None:

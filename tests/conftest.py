@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: where the real data is, and which devices to test on."""
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -32,3 +33,17 @@ def shared() -> Path:
     if not (SHARED / "data").is_dir():
         pytest.skip(f"no real data at {SHARED}; set GPU_LOGICMIX_SHARED to the folder that holds data/ and weights/")
     return SHARED
+
+
+@pytest.fixture
+def bench_script(monkeypatch):
+    """A script of bench/ by its name, as a module."""
+
+    def load(name: str):
+        monkeypatch.syspath_prepend(ROOT / "bench")  # as when the script is run
+        spec = importlib.util.spec_from_file_location(f"bench_{name}", ROOT / "bench" / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

@@ -1,24 +1,18 @@
 """The benchmark's LogicMix in the dataset is the one it says it is, and the script runs through."""
 
-import importlib.util
 import json
 import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 
 from gpu_logicmix.data import open_dataset
 
 
 @pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "bench")  # as when the script is run
-    spec = importlib.util.spec_from_file_location("bench_loader", ROOT / "bench" / "loader.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def bench(bench_script):
+    return bench_script("loader")
 
 
 def test_cpu_logicmix_is_mlcpls(bench):

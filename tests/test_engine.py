@@ -791,3 +791,34 @@ def test_a_step_on_fake_cuda(tmp_path, monkeypatch, mix, loss):
         assert run.totals.device.type == run.first_bad.device.type == "cuda"
         with pytest.raises(DataDependentOutputException):  # so that this test can fail
             run.check_finite()
+
+
+# ------------------------------------------------------------------------------------------------------- progress bars
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"eval_every": 2}, {"eval_every": 5}, {"cl": True}, {"cl": True, "cl_start": 3}, {"batch_size": 64}],
+    ids=str,
+)
+def test_a_bar_ends_when_the_run_does(tmp_path, monkeypatch, options):
+    given = {"option": ["count=20"], "size": 32, "known": 0.5, "model": "test_resnet", "weights": "none", "epochs": 3}
+    given |= {"batch_size": 8, "eval_every": 1, "cl": False, "cft": False, "workers": 0, "threads": 1}
+    bars = []
+
+    @contextlib.contextmanager
+    def bar(console, total, what, done):
+        bars.append([total, done])
+        yield lambda images: bars[-1].__setitem__(1, bars[-1][1] + images)
+
+    monkeypatch.setattr(engine, "progress_bar", bar)
+    quiet = engine.Console(quiet=True)
+    config = make_config(given | options)
+    engine.fit(config, tmp_path / "whole", console=quiet)
+    assert bars[0][0] == bars[0][1] > 60  # images alone to train on, 16 or 20 an epoch, would be fewer
+    for name, number in (("batch", 2), ("close_epoch", 2)):
+        folder = tmp_path / name
+        with monkeypatch.context() as patch:
+            at_call(patch, engine.Run, name, number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+            with pytest.raises(engine.Interrupted):
+                engine.fit(config, folder, console=quiet)
+        engine.fit(config, folder, resume="must", console=quiet)
+        assert bars[-1] == bars[0], name

@@ -505,7 +505,7 @@ def test_a_failed_write_leaves_the_old_page(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         write_report(tmp_path / "run", steps=some_steps())
     assert path.read_text() == before
-    assert not list(path.parent.glob("*.part"))
+    assert not [*path.parent.glob("*.part"), *path.parent.glob("*.tmp")]
 
 
 def test_epochs_without_validation_leave_no_gap_in_the_curve():

@@ -1,12 +1,10 @@
 """stepbench.py and bench/step.py: what is timed is what it says, and a host sync would be noticed."""
 
-import importlib.util
 import json
 import sys
 
 import pytest
 import torch
-from conftest import ROOT
 from test_cli import run, wide  # noqa: F401
 
 from gpu_logicmix import stepbench
@@ -19,12 +17,8 @@ def tiny(**options):
 
 
 @pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "bench")  # as when the script is run
-    spec = importlib.util.spec_from_file_location("bench_step", ROOT / "bench" / "step.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def bench(bench_script):
+    return bench_script("step")
 
 
 @pytest.fixture(autouse=True)
