@@ -36,12 +36,13 @@ def shared() -> Path:
 
 
 @pytest.fixture
-def bench_script(monkeypatch):
-    """A script of bench/ by its name, as a module."""
+def script(monkeypatch):
+    """A script by its path, as "bench/step.py", as a module."""
 
-    def load(name: str):
-        monkeypatch.syspath_prepend(ROOT / "bench")  # as when the script is run
-        spec = importlib.util.spec_from_file_location(f"bench_{name}", ROOT / "bench" / f"{name}.py")
+    def load(path: str):
+        file = ROOT / path
+        monkeypatch.syspath_prepend(file.parent)  # as when the script is run
+        spec = importlib.util.spec_from_file_location(f"script_{file.stem}", file)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module

@@ -11,8 +11,8 @@ from gpu_logicmix.data import open_dataset
 
 
 @pytest.fixture
-def bench(bench_script):
-    return bench_script("loader")
+def bench(script):
+    return script("bench/loader.py")
 
 
 def test_cpu_logicmix_is_mlcpls(bench):

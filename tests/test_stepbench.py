@@ -17,8 +17,8 @@ def tiny(**options):
 
 
 @pytest.fixture
-def bench(bench_script):
-    return bench_script("step")
+def bench(script):
+    return script("bench/step.py")
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """A study: which runs it has, that it can be stopped and split, and that its tables say what the runs gave."""
 
+import json
 import math
 import os
 import re
@@ -12,10 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT
 from scipy import stats as scipy_stats
+from sklearn.metrics import average_precision_score
 
-from gpu_logicmix import study
+from gpu_logicmix import GPULogicMix, study
+from gpu_logicmix.engine import load_run
+from gpu_logicmix.step import open_val
 from gpu_logicmix.study import Row, cell, difference, distinct, markdown, read_results, read_study, run_study
 
 TINY = """
@@ -205,3 +210,28 @@ def test_committed_tables_come_from_the_committed_results(file):
 @pytest.mark.parametrize("file", sorted((ROOT / "studies").glob("*.toml")), ids=lambda file: file.stem)
 def test_committed_studies_can_be_read(file):
     assert read_study(file)
+
+
+def test_runs_judged_by_mixed_images(tmp_path, script):
+    only = TINY[: TINY.index("[[table]]")] + '[[table]]\nseed = 0\n[table.methods]\nnone = { mix = "none" }\n'
+    run_study(read_study(write(tmp_path, only)), tmp_path / "out")
+    (folder,) = (tmp_path / "out" / "runs").iterdir()
+    found = tmp_path / "mixed.json"
+    script("studies/mixed_images.py").main([folder], threads=1, out=found)
+    (row,) = json.loads(found.read_text())
+    assert row["mAP1"] == pytest.approx(100 * study.result(folder)["mAP"], abs=0.01)  # single images: what fit said
+    # K = 2, the slow way: the same pairs, image by image.
+    config, model, *_ = load_run(folder)
+    val = open_val(config)
+    members = GPULogicMix(1.0, 2, 2, generator=torch.Generator().manual_seed(0)).plan(len(val)).index
+    images, labels, _ = val[list(range(len(val)))]
+    means = [(images[a].double() + images[b]) / 510 for a, b in members.tolist()]
+    either = [labels[a] | labels[b] for a, b in members.tolist()]
+    with torch.no_grad():
+        scores = torch.cat([model(mean.float()[None]) for mean in means])
+    wanted = statistics.fmean(
+        average_precision_score(truth, score)
+        for truth, score in zip(torch.stack(either).T.numpy(), scores.T.numpy(), strict=True)
+        if truth.any()
+    )
+    assert row["mAP2"] == pytest.approx(100 * wanted, abs=0.02)
