@@ -23,14 +23,8 @@ from rich.table import Table
 from gpu_logicmix.config import Config
 from gpu_logicmix.data.files import write_whole
 from gpu_logicmix.engine import fit
-from gpu_logicmix.metrics import average_precision
-from gpu_logicmix.mix import GPULogicMix
-from gpu_logicmix.page import (
-    PAGE,
-    STYLE,
-    Run,
+from gpu_logicmix.markup import (
     Series,
-    batch_pictures,
     change_bar,
     chart_series,
     duration,
@@ -39,11 +33,13 @@ from gpu_logicmix.page import (
     line_chart,
     paragraph,
     percent,
-    read_run,
-    report_run,
     safe_text,
     section,
+    whole_page,
 )
+from gpu_logicmix.metrics import average_precision
+from gpu_logicmix.mix import GPULogicMix
+from gpu_logicmix.page import Run, batch_pictures, read_run, report_run
 from gpu_logicmix.report import batch_steps, drawn_batch
 from gpu_logicmix.runfolder import RunError, locked
 from gpu_logicmix.step import images_to_do, open_train, open_val
@@ -208,8 +204,7 @@ def _write_page(out: Path, runs: dict[str, Run], configs: dict[str, Config], tra
         _categories(runs),
         batch_pictures(batch_steps(*batch, mix=mix), train.categories),
     ]
-    html = PAGE.format(title="Demo – GPU LogicMix", style=STYLE, body="\n".join(parts))
-    write_whole(out / "demo.html", html)
+    write_whole(out / "demo.html", whole_page("Demo – GPU LogicMix", parts))
     return out / "demo.html"
 
 

@@ -33,10 +33,10 @@ from __future__ import annotations
 import contextlib
 import csv
 import hashlib
-import html
 import io
 import json
 import math
+import re
 import statistics
 import textwrap
 from base64 import b64encode
@@ -51,6 +51,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from gpu_logicmix.config import OPTION_TYPES, Config, changed, read_toml
 from gpu_logicmix.data.files import waited_lock, write_whole, written_whole
 from gpu_logicmix.engine import FREE, fit
+from gpu_logicmix.markup import html_table, paragraph, safe_text, section, whole_page
 from gpu_logicmix.runfolder import RunError, read_log
 from gpu_logicmix.step import images_to_do, open_train, open_val
 
@@ -328,32 +329,50 @@ def table_cells(rows: Sequence[Row]) -> tuple[list[str], list[float], dict[tuple
     return methods, proportions, cells
 
 
+class Table(NamedTuple):
+    """A table in words, as it is printed: **best**, and ↓ for what is worse than the first method."""
+
+    title: str
+    heads: list[str]
+    rows: list[list[str]]
+    remark: str
+    pairs: list[str]  # differences to the first method where there is more than one seed
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """In the form of the paper's: mAP in percent, mean ± deviation over seeds."""
+    return [_table(title, part) for title, part in by(rows, "table").items()]
+
+
+def _table(title: str, rows: Sequence[Row]) -> Table:
+    methods, proportions, cells = table_cells(rows)
+    several = len(proportions) > 1
+    averages = {m: average(cells, m, proportions) for m in methods}
+    lines = []
+    for m in methods:
+        columns = []
+        for k in proportions:
+            column = {other: cells[other, k].mean for other in methods if cells[other, k]}
+            own = cells[m, k]
+            columns.append(_marked(own.text if own else "", column, m, methods[0]))
+        if several:
+            whole = {other: value for other, value in averages.items() if value is not None}
+            columns.append(_marked("" if averages[m] is None else f"{averages[m]:.1f}", whole, m, methods[0]))
+        lines.append([m, *columns])
+    seeds = sorted({cells[key].runs for key in cells if cells[key]})
+    many = f"{seeds[0]} run{'s' if seeds[0] > 1 else ''}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} runs"
+    spread = "; ± is the standard deviation over seeds" if seeds[-1] > 1 else ""
+    heads = ["mAP (%)", *(f"{k:.0%} known" for k in proportions), *["average"] * several]
+    return Table(title, heads, lines, f"Each cell is {many}{spread}.", _paired_lines(rows, methods, proportions))
+
+
 def markdown(rows: Sequence[Row]) -> str:
-    """The tables in the form of the paper's: mAP in percent, mean ± deviation over seeds, the best in bold, ↓ for what
-    is worse than the first method."""
     parts = []
-    for title, part in by(rows, "table").items():
-        methods, proportions, cells = table_cells(part)
-        several = len(proportions) > 1
-        heads = [f"{k:.0%} known" for k in proportions] + ["average"] * several
-        lines = [f"**{title}**", "", f"| mAP (%) | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
-        averages = {m: average(cells, m, proportions) for m in methods}
-        for m in methods:
-            columns = []
-            for k in proportions:
-                column = {other: cells[other, k].mean for other in methods if cells[other, k]}
-                own = cells[m, k]
-                columns.append(_marked(own.text if own else "", column, m, methods[0]))
-            if several:
-                whole = {other: value for other, value in averages.items() if value is not None}
-                columns.append(_marked("" if averages[m] is None else f"{averages[m]:.1f}", whole, m, methods[0]))
-            lines.append(f"| {m} | {' | '.join(columns)} |")
-        seeds = sorted({cells[key].runs for key in cells if cells[key]})
-        many = f"{seeds[0]} run{'s' if seeds[0] > 1 else ''}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} runs"
-        spread = "; ± is the standard deviation over seeds" if seeds[-1] > 1 else ""
-        lines += ["", f"Each cell is {many}{spread}."]
-        paired = _paired_lines(part, methods, proportions)
-        parts.append("\n".join(lines + paired))
+    for table in tables(rows):
+        lines = [f"**{table.title}**", "", f"| {' | '.join(table.heads)} |", f"|---|{'--:|' * (len(table.heads) - 1)}"]
+        lines += [f"| {' | '.join(row)} |" for row in table.rows]
+        lines += ["", table.remark] + [""] * bool(table.pairs) + [f"- {pair}" for pair in table.pairs]
+        parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
@@ -372,7 +391,7 @@ def _marked(text: str, column: dict[str, float], method: str, baseline: str) -> 
 
 
 def _paired_lines(rows: Sequence[Row], methods: Sequence[str], proportions: Sequence[float]) -> list[str]:
-    """Differences to the first method where there is more than one seed, with their confidence interval."""
+    """Differences to the first method, with their confidence interval."""
     lines = []
     for m in methods[1:]:
         for k in proportions:
@@ -381,8 +400,8 @@ def _paired_lines(rows: Sequence[Row], methods: Sequence[str], proportions: Sequ
                 word = "within the noise" if abs(d.mean) <= d.half else "beyond the noise"
                 pairs = f"{len(d.values)} seeds: {', '.join(f'{v:+.2f}' for v in d.values)}"
                 interval = f"{d.mean:+.2f}, 95 % interval {d.mean - d.half:+.2f} to {d.mean + d.half:+.2f}"
-                lines.append(f"- {m} less {methods[0]} at {k:.0%} known: {interval} ({pairs}): {word}")
-    return ["", *lines] if lines else []
+                lines.append(f"{m} less {methods[0]} at {k:.0%} known: {interval} ({pairs}): {word}")
+    return lines
 
 
 def plot_table(title: str, rows: Sequence[Row]):
@@ -432,52 +451,17 @@ def plot_table(title: str, rows: Sequence[Row]):
     return figure
 
 
-CSS = """
-:root { color-scheme: light dark; --line: #8884; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
-td, th { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-td:first-child, th:first-child { text-align: left; }
-img { max-width: 100%; background: white; border-radius: 6px; }
-li, p { overflow-wrap: anywhere; }
-"""
-
-
 def page(rows: Sequence[Row], figures: dict[str, Any]) -> str:
     """Everything on one page that needs nothing else."""
-    body = []
-    for title, part in by(rows, "table").items():
+    parts = ["<header><h1>Study</h1></header>"]
+    for table in tables(rows):
         picture = io.BytesIO()
-        figures[title].savefig(picture, dpi=110, format="png")
-        body.append(f"<h2>{html.escape(title)}</h2>")
-        body.append("\n".join(_html_lines(markdown(part).splitlines()[2:])))
-        body.append(
-            f'<img alt="the same as plots" src="data:image/png;base64,{b64encode(picture.getvalue()).decode()}">'
-        )
+        figures[table.title].savefig(picture, dpi=110, format="png")
+        image = b64encode(picture.getvalue()).decode()
+        cells = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html_table(table.heads, table.rows))
+        pairs = "".join(f"<li>{safe_text(pair)}</li>" for pair in table.pairs)
+        plots = f'<img class="plots" alt="the same as plots" src="data:image/png;base64,{image}">'
+        parts.append(section(table.title, cells, paragraph(table.remark, "remark"), f"<ul>{pairs}</ul>", plots))
     runs = {row.run: row.minutes for row in rows}
-    body.append(f"<p>{len(runs)} runs, {sum(runs.values()) / 60:.1f} hours.</p>")
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>Study</title><style>{CSS}</style><h1>Study</h1>\n" + "\n".join(body) + "</html>\n"
-    )
-
-
-def _html_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Our own Markdown as HTML: a table, a sentence, a list."""
-    inside = None
-    for line in lines:
-        kind = "table" if line.startswith("|") else "ul" if line.startswith("- ") else None
-        if kind != inside:
-            yield (f"</{inside}>" if inside else "") + (f"<{kind}>" if kind else "")
-            inside = kind
-        text = html.escape(line)
-        if kind == "table" and not line.startswith("|---"):
-            cells = [c.strip() for c in text.strip("|").split("|")]
-            cells = [f"<b>{c.replace('**', '')}</b>" if c.startswith("**") else c for c in cells]
-            yield "<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>"
-        elif kind == "ul":
-            yield f"<li>{text[2:]}</li>"
-        elif text and kind is None:
-            yield f"<p>{text}</p>"
-    if inside:
-        yield f"</{inside}>"
+    parts.append(paragraph(f"{len(runs)} runs, {sum(runs.values()) / 60:.1f} hours."))
+    return whole_page("Study – GPU LogicMix", parts)

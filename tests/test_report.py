@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gpu_logicmix import GPULogicMix, average_precision, label_counts, open_dataset
-from gpu_logicmix.page import Series, _pictures, _thin, _ticks, line_chart, pick_examples, read_run, write_report
+from gpu_logicmix.markup import Series, _thin, _ticks, chart_series, line_chart
+from gpu_logicmix.page import _pictures, pick_examples, read_run, write_report
 from gpu_logicmix.report import (
     PRESENT_TEXT,
     UNKNOWN_TEXT,
@@ -501,7 +502,7 @@ def test_a_failed_write_leaves_the_old_page(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("gpu_logicmix.page.os.replace", full)
+    monkeypatch.setattr("gpu_logicmix.data.files.os.replace", full)
     with pytest.raises(OSError, match="no space"):
         write_report(tmp_path / "run", steps=some_steps())
     assert path.read_text() == before
@@ -509,7 +510,5 @@ def test_a_failed_write_leaves_the_old_page(tmp_path, monkeypatch):
 
 
 def test_epochs_without_validation_leave_no_gap_in_the_curve():
-    from gpu_logicmix.page import chart_series
-
     lines = [{"epoch": 1}, {"epoch": 2, "mAP": 0.5}, {"epoch": 3}, {"epoch": 4, "mAP": None}, {"epoch": 5, "mAP": 0.25}]
     assert chart_series("mAP", "one", lines, "mAP", factor=100).points == [(2, 50), (4, None), (5, 25)]
