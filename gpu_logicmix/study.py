@@ -298,17 +298,18 @@ def cell(values: Sequence[float]) -> Cell | None:
 
 
 class Difference(NamedTuple):
-    """To the first method, seed by seed: the same images, labels and order."""
+    """To the first method, run by run: the same images, labels and order in both."""
 
     values: list[float]
     mean: float
     half: float | None  # of the 95 % confidence interval (Student's t); None for a single pair
 
 
-def difference(rows: Sequence[Row], method: str, baseline: str, known: float) -> Difference | None:
-    """None where no seed has both."""
-    a, b = ({row.seed: row.mAP for row in rows if row.method == m and row.known == known} for m in (method, baseline))
-    values = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
+def difference(rows: Sequence[Row], method: str, baseline: str, known: float | None = None) -> Difference | None:
+    """At one known proportion, or at all of them together; None where no pair of runs is there."""
+    rows = [row for row in rows if known is None or row.known == known]
+    a, b = ({(row.known, row.seed): row.mAP for row in rows if row.method == m} for m in (method, baseline))
+    values = [a[pair] - b[pair] for pair in sorted(a.keys() & b.keys())]
     if not values:
         return None
     half = None
@@ -394,61 +395,95 @@ def _paired_lines(rows: Sequence[Row], methods: Sequence[str], proportions: Sequ
     """Differences to the first method, with their confidence interval."""
     lines = []
     for m in methods[1:]:
-        for k in proportions:
+        for k in [*proportions, None] if len(proportions) > 1 else proportions:
             d = difference(rows, m, methods[0], k)
             if d is not None and d.half is not None:
                 word = "within the noise" if abs(d.mean) <= d.half else "beyond the noise"
-                pairs = f"{len(d.values)} seeds: {', '.join(f'{v:+.2f}' for v in d.values)}"
+                pairs = f"{len(d.values)} pairs of runs: {', '.join(f'{v:+.2f}' for v in d.values)}"
                 interval = f"{d.mean:+.2f}, 95 % interval {d.mean - d.half:+.2f} to {d.mean + d.half:+.2f}"
-                lines.append(f"{m} less {methods[0]} at {k:.0%} known: {interval} ({pairs}): {word}")
+                where = "over all" if k is None else f"at {k:.0%} known"
+                lines.append(f"{m} less {methods[0]} {where}: {interval} ({pairs}): {word}")
     return lines
 
 
 def plot_table(title: str, rows: Sequence[Row]):
-    """mAP over the known proportion; gain over the first method with error bars; the pairs themselves."""
+    """A table as plots: over the known proportion, or method by method where there is one proportion alone."""
     from matplotlib.figure import Figure
 
     methods, proportions, cells = table_cells(rows)
-    figure = Figure(figsize=(13, 4.6), layout="constrained")
+    gains = {
+        (m, k): d for m in methods[1:] for k in proportions if (d := difference(rows, m, methods[0], k)) is not None
+    }
+    over = len(proportions) > 1
+    figure = Figure(figsize=(13, 4.6) if over else (11, 1.5 + 0.36 * len(methods)), layout="constrained")
     figure.suptitle(title, fontsize=13)
+    (_plot_over_known if over else _plot_methods)(figure, methods, proportions, cells, gains)
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _room(gains: dict[tuple[str, float], Difference]) -> tuple[float, float]:
+    """Limits for differences: very wide intervals (two seeds) must not hide where the points are."""
+    values = [0.0, *(v for d in gains.values() for v in d.values)]
+    room = max(1.0, max(values) - min(values)) / 2
+    return min(values) - room, max(values) + room
+
+
+def _plot_over_known(figure, methods, proportions, cells, gains) -> None:
+    """mAP; gain over the first method with error bars; the pairs themselves."""
     left, middle, right = figure.subplots(1, 3)
     for number, m in enumerate(methods):
         colour, marker = STYLES[number % len(STYLES)]
         have = [k for k in proportions if cells[m, k]]
-        shift = [100 * k + 0.5 * (number - len(methods) / 2) for k in have]
+        at = {k: 100 * k + 0.8 * (number - len(methods) / 2) for k in proportions}  # side by side
         bars = [cells[m, k].deviation or 0 for k in have]
-        left.errorbar(shift, [cells[m, k].mean for k in have], bars, color=colour, marker=marker, label=m, capsize=3)
-        if not number:
-            continue
-        gains = [(k, d) for k in proportions if (d := difference(rows, m, methods[0], k))]
-        x = [100 * k + 0.8 * (number - len(methods) / 2) for k, _ in gains]
-        error = [(statistics.stdev(d.values) / math.sqrt(len(d.values)) if d.half is not None else 0) for _, d in gains]
-        middle.errorbar(x, [d.mean for _, d in gains], error, color=colour, marker=marker, capsize=3, ls="none")
-        for k, d in gains:
-            at = 100 * k + 0.8 * (number - len(methods) / 2)
-            right.plot([at] * len(d.values), d.values, marker, color=colour, mfc="none", ls="none", ms=6)
+        means = [cells[m, k].mean for k in have]
+        left.errorbar([at[k] for k in have], means, bars, color=colour, marker=marker, label=m, capsize=3)
+        for k, d in ((k, gains[m, k]) for k in proportions if (m, k) in gains):
+            error = 0 if d.half is None else statistics.stdev(d.values) / math.sqrt(len(d.values))
+            middle.errorbar([at[k]], [d.mean], [error], color=colour, marker=marker, capsize=3)
+            right.plot([at[k]] * len(d.values), d.values, marker, color=colour, mfc="none", ls="none", ms=6)
             if d.half is not None:
-                right.errorbar([at], [d.mean], [d.half], color=colour, marker="_", capsize=4, ms=9)
+                right.errorbar([at[k]], [d.mean], [d.half], color=colour, marker="_", capsize=4, ms=9)
     for axes, words in (
         (left, "mAP (%), mean ± deviation"),
         (middle, f"gain over {methods[0]}, mean ± standard error"),
         (right, f"difference to {methods[0]}, seed by seed; bars: 95 % interval"),
     ):
-        axes.set_title(textwrap.fill(words, 48), fontsize=10, loc="left")
+        axes.set_title(textwrap.fill(words, 48), loc="left", fontsize=10)
         axes.set_xlabel("% of labels known")
         axes.set_xticks([100 * k for k in proportions])
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlim(100 * proportions[0] - 8, 100 * proportions[-1] + 8)
     for axes in (middle, right):
         axes.axhline(0, color="#888888", lw=1)
-    # Very wide intervals (two seeds) must not hide where the points are.
-    values = [
-        v for m in methods[1:] for k in proportions if (d := difference(rows, m, methods[0], k)) for v in d.values
-    ]
-    if values:
-        room = max(1.0, max(values) - min(values))
-        right.set_ylim(min(*values, 0) - room, max(*values, 0) + room)
+        axes.set_ylim(_room(gains))
     left.legend(frameon=False, fontsize=9)
-    return figure
+
+
+def _plot_methods(figure, methods, proportions, cells, gains) -> None:
+    """mAP of each method, and its difference to the first one."""
+    left, right = figure.subplots(1, 2, sharey=True)
+    (k,) = proportions
+    for number, m in enumerate(methods):
+        colour, marker = STYLES[number % len(STYLES)]
+        own = cells[m, k]
+        left.errorbar([own.mean], [number], xerr=[own.deviation or 0], color=colour, marker=marker, capsize=3)
+        left.annotate(own.text, (own.mean, number), (0, 6), textcoords="offset points", ha="center", fontsize=8)
+        if (d := gains.get((m, k))) is not None:
+            right.plot(d.values, [number] * len(d.values), marker, color=colour, mfc="none", ls="none")
+            if d.half is not None:
+                right.errorbar([d.mean], [number], xerr=[d.half], color=colour, marker="|", capsize=4, ms=9)
+    left.set_yticks(range(len(methods)), methods)
+    left.set_ylim(len(methods) - 0.4, -0.8)
+    left.margins(x=0.1)
+    left.set_title(f"mAP (%), {k:.0%} of labels known", loc="left", fontsize=10)
+    right.axvline(0, color="#888888", lw=1)
+    right.set_xlim(_room(gains))
+    right.tick_params(left=False)
+    several = any(d.half is not None for d in gains.values())
+    words = f"difference to {methods[0]}" + (", seed by seed; bars: 95 % interval" if several else "")
+    right.set_title(words, loc="left", fontsize=10)
 
 
 def page(rows: Sequence[Row], figures: dict[str, Any]) -> str:
@@ -460,8 +495,9 @@ def page(rows: Sequence[Row], figures: dict[str, Any]) -> str:
         image = b64encode(picture.getvalue()).decode()
         cells = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html_table(table.heads, table.rows))
         pairs = "".join(f"<li>{safe_text(pair)}</li>" for pair in table.pairs)
+        pairs = f"<ul>{pairs}</ul>" if pairs else ""
         plots = f'<img class="plots" alt="the same as plots" src="data:image/png;base64,{image}">'
-        parts.append(section(table.title, cells, paragraph(table.remark, "remark"), f"<ul>{pairs}</ul>", plots))
+        parts.append(section(table.title, cells, paragraph(table.remark, "remark"), pairs, plots))
     runs = {row.run: row.minutes for row in rows}
     parts.append(paragraph(f"{len(runs)} runs, {sum(runs.values()) / 60:.1f} hours."))
     return whole_page("Study – GPU LogicMix", parts)

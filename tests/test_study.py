@@ -172,10 +172,10 @@ def test_the_table_against_the_obvious_way():
 
 def test_confidence_intervals_against_scipy():
     rows = make_rows(1)
-    for method, known in (("a", 0.1), ("a", 0.5), ("b", 0.5)):
+    for method, known in (("a", 0.1), ("a", 0.5), ("b", 0.5), ("a", None), ("c", None)):
         found = difference(rows, method, "none", known)
-        first = {r.seed: r.mAP for r in rows if r.method == "none" and r.known == known}
-        pairs = [r.mAP - first[r.seed] for r in rows if r.method == method and r.known == known]
+        first = {(r.known, r.seed): r.mAP for r in rows if r.method == "none"}
+        pairs = [r.mAP - first[r.known, r.seed] for r in rows if r.method == method and known in (r.known, None)]
         assert found.values == pytest.approx(pairs)
         low, high = scipy_stats.t.interval(0.95, len(pairs) - 1, np.mean(pairs), scipy_stats.sem(pairs))
         assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high), abs=2e-3)
