@@ -51,7 +51,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from gpu_logicmix.config import OPTION_TYPES, Config, changed, read_toml
 from gpu_logicmix.data.files import waited_lock, write_whole, written_whole
 from gpu_logicmix.engine import FREE, fit
-from gpu_logicmix.markup import html_table, paragraph, safe_text, section, whole_page
+from gpu_logicmix.markup import html_table, paragraph, section, whole_page
 from gpu_logicmix.runfolder import RunError, read_log
 from gpu_logicmix.step import images_to_do, open_train, open_val
 
@@ -298,25 +298,34 @@ def cell(values: Sequence[float]) -> Cell | None:
 
 
 class Difference(NamedTuple):
-    """To the first method, run by run: the same images, labels and order in both."""
+    """To the first method, seed by seed: the same images, labels and order in both."""
 
     values: list[float]
     mean: float
-    half: float | None  # of the 95 % confidence interval (Student's t); None for a single pair
+    error: float | None  # the standard error of the mean; None where no method of the table has two seeds
+    half: float | None  # of the 95 % confidence interval (Student's t)
 
 
-def difference(rows: Sequence[Row], method: str, baseline: str, known: float | None = None) -> Difference | None:
-    """At one known proportion, or at all of them together; None where no pair of runs is there."""
-    rows = [row for row in rows if known is None or row.known == known]
-    a, b = ({(row.known, row.seed): row.mAP for row in rows if row.method == m} for m in (method, baseline))
-    values = [a[pair] - b[pair] for pair in sorted(a.keys() & b.keys())]
-    if not values:
-        return None
-    half = None
-    if len(values) > 1:
-        quantile = T95[len(values) - 2] if len(values) - 2 < len(T95) else 1.96
-        half = quantile * statistics.stdev(values) / math.sqrt(len(values))
-    return Difference(values, statistics.fmean(values), half)
+def differences(rows: Sequence[Row]) -> dict[tuple[str, float], Difference]:
+    """Of one table: (method, known proportion) -> difference to the first method, where a seed has both.
+
+    Two or three seeds alone say little about how much a difference varies. So its variance is taken to be the same all
+    over the table, and is estimated from all methods and proportions that have several seeds.
+    """
+    found = {(row.method, row.known, row.seed): row.mAP for row in rows}
+    first = rows[0].method
+    values: dict[tuple[str, float], list[float]] = {}
+    for method, known, seed in sorted(found, key=lambda key: key[1:]):
+        if method != first and (first, known, seed) in found:
+            values.setdefault((method, known), []).append(found[method, known, seed] - found[first, known, seed])
+    freedom = sum(len(v) - 1 for v in values.values())
+    squares = sum((len(v) - 1) * statistics.variance(v) for v in values.values() if len(v) > 1)
+    quantile = T95[freedom - 1] if 0 < freedom <= len(T95) else 1.96
+    out = {}
+    for key, v in values.items():
+        error = math.sqrt(squares / freedom / len(v)) if freedom else None
+        out[key] = Difference(v, statistics.fmean(v), error, None if error is None else quantile * error)
+    return out
 
 
 def table_cells(rows: Sequence[Row]) -> tuple[list[str], list[float], dict[tuple[str, float], Cell | None]]:
@@ -331,13 +340,15 @@ def table_cells(rows: Sequence[Row]) -> tuple[list[str], list[float], dict[tuple
 
 
 class Table(NamedTuple):
-    """A table in words, as it is printed: **best**, and ↓ for what is worse than the first method."""
+    """A table in words, as it is printed; what stands out is in **bold**."""
 
     title: str
     heads: list[str]
-    rows: list[list[str]]
+    rows: list[list[str]]  # ↓ for what is worse than the first method
     remark: str
-    pairs: list[str]  # differences to the first method where there is more than one seed
+    gain_heads: list[str]
+    gains: list[list[str]]  # differences to the first method; none if there is one seed alone
+    gain_remark: str
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
@@ -364,17 +375,40 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     many = f"{seeds[0]} run{'s' if seeds[0] > 1 else ''}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} runs"
     spread = "; ± is the standard deviation over seeds" if seeds[-1] > 1 else ""
     heads = ["mAP (%)", *(f"{k:.0%} known" for k in proportions), *["average"] * several]
-    return Table(title, heads, lines, f"Each cell is {many}{spread}.", _paired_lines(rows, methods, proportions))
+    found = differences(rows)
+    gains = []
+    if any(d.half is not None for d in found.values()):
+        gains = [[m, *(_gain_text(found.get((m, k))) for k in proportions)] for m in methods[1:]]
+    remark = (
+        "Difference of runs with the same seed, mean ± half of its 95 % interval (Student's t; the variance is taken "
+        "to be the same all over the table). Bold: beyond the noise."
+    )
+    gain_heads = [f"less {methods[0]}", *heads[1 : len(proportions) + 1]]
+    return Table(title, heads, lines, f"Each cell is {many}{spread}.", gain_heads, gains, remark)
+
+
+def _gain_text(d: Difference | None) -> str:
+    if d is None:
+        return "–"
+    text = f"{d.mean:+.1f} ± {d.half:.1f}"
+    return f"**{text}**" if abs(d.mean) > d.half else text
 
 
 def markdown(rows: Sequence[Row]) -> str:
     parts = []
     for table in tables(rows):
-        lines = [f"**{table.title}**", "", f"| {' | '.join(table.heads)} |", f"|---|{'--:|' * (len(table.heads) - 1)}"]
-        lines += [f"| {' | '.join(row)} |" for row in table.rows]
-        lines += ["", table.remark] + [""] * bool(table.pairs) + [f"- {pair}" for pair in table.pairs]
-        parts.append("\n".join(lines))
+        parts += [f"**{table.title}**", _markdown_table(table.heads, table.rows), table.remark]
+        if table.gains:
+            parts += [_markdown_table(table.gain_heads, table.gains), table.gain_remark]
     return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join([_line(heads), f"|---|{'--:|' * (len(heads) - 1)}", *map(_line, rows)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def average(cells: dict[tuple[str, float], Cell | None], method: str, proportions: Sequence[float]) -> float | None:
@@ -391,29 +425,12 @@ def _marked(text: str, column: dict[str, float], method: str, baseline: str) -> 
     return f"{text} ↓" if baseline in column and column[method] < column[baseline] else text
 
 
-def _paired_lines(rows: Sequence[Row], methods: Sequence[str], proportions: Sequence[float]) -> list[str]:
-    """Differences to the first method, with their confidence interval."""
-    lines = []
-    for m in methods[1:]:
-        for k in [*proportions, None] if len(proportions) > 1 else proportions:
-            d = difference(rows, m, methods[0], k)
-            if d is not None and d.half is not None:
-                word = "within the noise" if abs(d.mean) <= d.half else "beyond the noise"
-                pairs = f"{len(d.values)} pairs of runs: {', '.join(f'{v:+.2f}' for v in d.values)}"
-                interval = f"{d.mean:+.2f}, 95 % interval {d.mean - d.half:+.2f} to {d.mean + d.half:+.2f}"
-                where = "over all" if k is None else f"at {k:.0%} known"
-                lines.append(f"{m} less {methods[0]} {where}: {interval} ({pairs}): {word}")
-    return lines
-
-
 def plot_table(title: str, rows: Sequence[Row]):
     """A table as plots: over the known proportion, or method by method where there is one proportion alone."""
     from matplotlib.figure import Figure
 
     methods, proportions, cells = table_cells(rows)
-    gains = {
-        (m, k): d for m in methods[1:] for k in proportions if (d := difference(rows, m, methods[0], k)) is not None
-    }
+    gains = differences(rows)
     over = len(proportions) > 1
     figure = Figure(figsize=(13, 4.6) if over else (11, 1.5 + 0.36 * len(methods)), layout="constrained")
     figure.suptitle(title, fontsize=13)
@@ -436,13 +453,12 @@ def _plot_over_known(figure, methods, proportions, cells, gains) -> None:
     for number, m in enumerate(methods):
         colour, marker = STYLES[number % len(STYLES)]
         have = [k for k in proportions if cells[m, k]]
-        at = {k: 100 * k + 0.8 * (number - len(methods) / 2) for k in proportions}  # side by side
+        at = {k: 100 * k + 1.4 * (number - len(methods) / 2) for k in proportions}  # side by side
         bars = [cells[m, k].deviation or 0 for k in have]
         means = [cells[m, k].mean for k in have]
         left.errorbar([at[k] for k in have], means, bars, color=colour, marker=marker, label=m, capsize=3)
         for k, d in ((k, gains[m, k]) for k in proportions if (m, k) in gains):
-            error = 0 if d.half is None else statistics.stdev(d.values) / math.sqrt(len(d.values))
-            middle.errorbar([at[k]], [d.mean], [error], color=colour, marker=marker, capsize=3)
+            middle.errorbar([at[k]], [d.mean], [d.error or 0], color=colour, marker=marker, capsize=3)
             right.plot([at[k]] * len(d.values), d.values, marker, color=colour, mfc="none", ls="none", ms=6)
             if d.half is not None:
                 right.errorbar([at[k]], [d.mean], [d.half], color=colour, marker="_", capsize=4, ms=9)
@@ -454,7 +470,7 @@ def _plot_over_known(figure, methods, proportions, cells, gains) -> None:
         axes.set_title(textwrap.fill(words, 48), loc="left", fontsize=10)
         axes.set_xlabel("% of labels known")
         axes.set_xticks([100 * k for k in proportions])
-        axes.set_xlim(100 * proportions[0] - 8, 100 * proportions[-1] + 8)
+        axes.set_xlim(100 * proportions[0] - 10, 100 * proportions[-1] + 10)
     for axes in (middle, right):
         axes.axhline(0, color="#888888", lw=1)
         axes.set_ylim(_room(gains))
@@ -493,11 +509,15 @@ def page(rows: Sequence[Row], figures: dict[str, Any]) -> str:
         picture = io.BytesIO()
         figures[table.title].savefig(picture, dpi=110, format="png")
         image = b64encode(picture.getvalue()).decode()
-        cells = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html_table(table.heads, table.rows))
-        pairs = "".join(f"<li>{safe_text(pair)}</li>" for pair in table.pairs)
-        pairs = f"<ul>{pairs}</ul>" if pairs else ""
+        pieces = [_page_table(table.heads, table.rows), paragraph(table.remark, "remark")]
+        if table.gains:
+            pieces += [_page_table(table.gain_heads, table.gains), paragraph(table.gain_remark, "remark")]
         plots = f'<img class="plots" alt="the same as plots" src="data:image/png;base64,{image}">'
-        parts.append(section(table.title, cells, paragraph(table.remark, "remark"), pairs, plots))
+        parts.append(section(table.title, *pieces, plots))
     runs = {row.run: row.minutes for row in rows}
     parts.append(paragraph(f"{len(runs)} runs, {sum(runs.values()) / 60:.1f} hours."))
     return whole_page("Study – GPU LogicMix", parts)
+
+
+def _page_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html_table(heads, rows))

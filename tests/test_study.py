@@ -21,7 +21,7 @@ from sklearn.metrics import average_precision_score
 from gpu_logicmix import GPULogicMix, study
 from gpu_logicmix.engine import load_run
 from gpu_logicmix.step import open_val
-from gpu_logicmix.study import Row, cell, difference, distinct, markdown, read_results, read_study, run_study
+from gpu_logicmix.study import Row, cell, differences, distinct, markdown, read_results, read_study, run_study
 
 TINY = """
 [base]
@@ -172,15 +172,32 @@ def test_the_table_against_the_obvious_way():
 
 def test_confidence_intervals_against_scipy():
     rows = make_rows(1)
-    for method, known in (("a", 0.1), ("a", 0.5), ("b", 0.5), ("a", None), ("c", None)):
-        found = difference(rows, method, "none", known)
-        first = {(r.known, r.seed): r.mAP for r in rows if r.method == "none"}
-        pairs = [r.mAP - first[r.known, r.seed] for r in rows if r.method == method and known in (r.known, None)]
-        assert found.values == pytest.approx(pairs)
-        low, high = scipy_stats.t.interval(0.95, len(pairs) - 1, np.mean(pairs), scipy_stats.sem(pairs))
-        assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high), abs=2e-3)
-    assert difference(rows, "c", "none", 0.1).half is None
-    assert difference(rows, "d", "none", 0.1) is None
+    mAP = {(r.method, r.known, r.seed): r.mAP for r in rows}
+    pairs = {
+        (m, k): np.array([mAP[m, k, s] - mAP["none", k, s] for s in range(seeds)])
+        for m, seeds in (("a", 4), ("b", 3), ("c", 1))
+        for k in (0.1, 0.5)
+    }
+    found = differences(rows)
+    assert found.keys() == pairs.keys()
+    # The slow way: deviations of each group from its own mean, all together.
+    residuals = np.concatenate([v - v.mean() for v in pairs.values()])
+    freedom = len(residuals) - len(pairs)
+    sigma = np.sqrt((residuals**2).sum() / freedom)
+    for key, values in pairs.items():
+        assert found[key].values == pytest.approx(values)
+        low, high = scipy_stats.t.interval(0.95, freedom, values.mean(), sigma / np.sqrt(len(values)))
+        assert (found[key].mean - found[key].half, found[key].mean + found[key].half) == pytest.approx(
+            (low, high), abs=2e-3
+        )
+    # One method alone: scipy's paired test.
+    alone = [r for r in rows if r.method in ("none", "a") and r.known == 0.1]
+    (only,) = differences(alone).values()
+    values = pairs["a", 0.1]
+    interval = scipy_stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (only.mean - only.half, only.mean + only.half) == pytest.approx(tuple(interval), abs=2e-3)
+    assert differences([r for r in rows if r.seed == 0])["a", 0.1].half is None  # nothing to tell the noise by
+    assert ("a", 0.1) not in differences([r for r in rows if (r.method == "none") == (r.seed == 0)])
     for df, value in enumerate(study.T95, 1):
         assert value == pytest.approx(scipy_stats.t.ppf(0.975, df), abs=1e-3)
 
