@@ -79,6 +79,7 @@ class Config:
     p: float = _option("Mixing and augmentation", 0.5, "LogicMix: share of samples that are mixed.", low=0, high=1)
     k_min: int = _option("Mixing and augmentation", 2, "LogicMix: at least so many samples make one.", low=1)
     k_max: int = _option("Mixing and augmentation", 3, "LogicMix: at most so many.", low=1)
+    clean_epochs: int = _option("Mixing and augmentation", 0, "Epochs at the end in which nothing is mixed.", low=0)
     flip: bool = _option("Mixing and augmentation", True, "Flip half of the images.")
     randaugment: bool = _option("Mixing and augmentation", True, "RandAugment, drawn for each sample.")
     ra_n: int = _option("Mixing and augmentation", 2, "RandAugment: operations an image.", low=0)
@@ -158,6 +159,8 @@ class Config:
             _check_rules(f.name, value, f.metadata)
         if self.k_max < self.k_min:
             raise ValueError(f"k_max={self.k_max}: must not be below k_min={self.k_min}")
+        if self.clean_epochs >= self.epochs:
+            raise ValueError(f"clean_epochs={self.clean_epochs}: must be below epochs={self.epochs}")
         if self.theta_neg > self.theta_pos:
             raise ValueError(f"theta_neg={self.theta_neg}: must not be above theta_pos={self.theta_pos}")
         if self.known is not None:

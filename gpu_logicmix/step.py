@@ -172,15 +172,20 @@ class Augment(nn.Module):
             "mixup-pme": MixupPME,
         }
         self.mix = makers[config.mix]() if config.mix in makers else None
+        self.mixed_epochs = config.epochs - config.clean_epochs
+        self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        if isinstance(self.mix, OrMixup):
+        """Counted from 0."""
+        alternate = isinstance(self.mix, OrMixup)
+        if alternate:
             self.mix.set_epoch(epoch)
+        self.mixes = self.mix is not None and epoch < self.mixed_epochs and not (alternate and epoch % 2)
 
     def forward(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """uint8 images [B, 3, H, W] and labels -> floats in [0, 1], labels, which samples are mixed (None: none)."""
         images = self.randaugment(self.flip(images)).float().div_(255)
-        if self.mix is None or (isinstance(self.mix, OrMixup) and self.mix.epoch % 2):
+        if not self.mixes:
             return images, targets, None
         plan = self.mix.plan(len(images), images.device)
         return *self.mix(images, targets, plan), plan.mixed

@@ -121,9 +121,9 @@ def test_augmentation_in_its_order(monkeypatch):
     assert 0 <= out.min() <= out.max() <= 1
 
 
-def test_ormixup_is_off_in_every_other_epoch():
-    augment = Augment(config(mix="ormixup", flip=False, randaugment=False))
-    assert isinstance(augment.mix, OrMixup)
+def mixing_epochs(**options) -> list[bool]:
+    """Of four: is anything mixed?"""
+    augment = Augment(config(epochs=4, flip=False, randaugment=False, **options))
     images, targets = torch.randint(0, 256, (8, 3, 4, 4), dtype=torch.uint8), torch.ones(8, 2, dtype=torch.int8)
     on = []
     for epoch in range(4):
@@ -131,7 +131,20 @@ def test_ormixup_is_off_in_every_other_epoch():
         out, _, mixed = augment(images, targets)
         on.append(not torch.equal(out, images.float() / 255))
         assert (mixed is not None) == on[-1]
-    assert on == [True, False, True, False]
+    return on
+
+
+def test_ormixup_is_off_in_every_other_epoch():
+    assert isinstance(Augment(config(mix="ormixup")).mix, OrMixup)
+    assert mixing_epochs(mix="ormixup") == [True, False, True, False]
+    assert mixing_epochs(mix="ormixup", clean_epochs=2) == [True, False, False, False]
+
+
+@pytest.mark.parametrize("mix", ["logicmix", "mixup"])
+def test_nothing_is_mixed_in_the_clean_epochs(mix):
+    assert mixing_epochs(mix=mix, p=1.0) == [True, True, True, True]
+    assert mixing_epochs(mix=mix, p=1.0, clean_epochs=1) == [True, True, True, False]
+    assert mixing_epochs(mix=mix, p=1.0, clean_epochs=3) == [True, False, False, False]
 
 
 @pytest.mark.parametrize("name", ["asl", "bce", "focal", "dp-asl"])
