@@ -222,6 +222,11 @@ def test_committed_tables_come_from_the_committed_results(file):
     assert rows
     assert all(math.isfinite(row.mAP) for row in rows)
     assert (file.parent / "results.md").read_text() == markdown(rows)
+    shown = (ROOT / "docs" / "study.md").read_text()
+    for table in study.tables(rows):
+        for part in (table.rows, table.gains):
+            lines = [f"| {' | '.join(row)} |" for row in part]
+            assert "\n".join(lines) in shown, f"docs/study.md: other figures than {table.title!r} of {file}"
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "studies").glob("*.toml")), ids=lambda file: file.stem)
