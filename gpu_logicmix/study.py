@@ -443,7 +443,7 @@ def plot_table(title: str, rows: Sequence[Row]):
 def _room(gains: dict[tuple[str, float], Difference]) -> tuple[float, float]:
     """Limits for differences: very wide intervals (two seeds) must not hide where the points are."""
     values = [0.0, *(v for d in gains.values() for v in d.values)]
-    room = max(1.0, max(values) - min(values)) / 2
+    room = max(2.0, max(values) - min(values)) / 4
     return min(values) - room, max(values) + room
 
 
@@ -465,7 +465,7 @@ def _plot_over_known(figure, methods, proportions, cells, gains) -> None:
     for axes, words in (
         (left, "mAP (%), mean ± deviation"),
         (middle, f"gain over {methods[0]}, mean ± standard error"),
-        (right, f"difference to {methods[0]}, seed by seed; bars: 95 % interval"),
+        (right, f"difference to {methods[0]}, seed by seed; bars: 95\u00a0% interval"),
     ):
         axes.set_title(textwrap.fill(words, 48), loc="left", fontsize=10)
         axes.set_xlabel("% of labels known")
@@ -498,7 +498,7 @@ def _plot_methods(figure, methods, proportions, cells, gains) -> None:
     right.set_xlim(_room(gains))
     right.tick_params(left=False)
     several = any(d.half is not None for d in gains.values())
-    words = f"difference to {methods[0]}" + (", seed by seed; bars: 95 % interval" if several else "")
+    words = f"difference to {methods[0]}" + (", seed by seed; bars: 95\u00a0% interval" if several else "")
     right.set_title(words, loc="left", fontsize=10)
 
 
