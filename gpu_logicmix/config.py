@@ -62,6 +62,12 @@ class Config:
         "Data", 0.0, "Validate on this share of the training images instead: to choose settings by.", low=0, high=0.9
     )
     images: int | None = _option("Data", None, "Train on so many images, drawn at random once and for all.", low=1)
+    tune_images: int = _option(
+        "Data",
+        0,
+        "Hold out this many training images to choose the best epoch by; the validation images then only report.",
+        low=0,
+    )
     size: int = _option("Data", 448, "Images become SIZE x SIZE.", low=8)
     known: float | None = _option(
         "Data", None, "Hide labels first: the share that is kept, as 0.1; with --protocol per-class a number, as 50."

@@ -83,6 +83,7 @@ from gpu_logicmix.step import (
     moved,
     open_labeled,
     open_train,
+    open_tune,
     open_val,
     predict_rows,
     predicted,
@@ -142,7 +143,7 @@ class Run:
         self.config, self.folder, self.world, self.say = config, folder, world, say
         device = world.device
         self.train_set, full = open_train(config)
-        self.val_set = open_val(config)
+        self.val_set, self.tune_set = open_val(config), open_tune(config)
         if self.val_set.categories != self.train_set.categories:
             raise DataError(f"{config.val or config.data}: its categories are not those of {config.data} to train on")
         self.fingerprint = fingerprint(self.train_set)
@@ -323,17 +324,21 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------- end of an epoch
     def evaluate(
-        self, model: nn.Module, tick: Callable[[int], None] = lambda images: None
+        self,
+        model: nn.Module,
+        tick: Callable[[int], None] = lambda images: None,
+        dataset: ImageDataset | None = None,
     ) -> tuple[Metrics, Tensor, np.ndarray]:
-        """Metrics on the validation set, logits, and the rows that could be read."""
+        """Metrics on the validation set (or another), logits, and the rows that could be read."""
         model.eval()
-        logits, rows = predict_rows(model, self.val_set, self.config, self.world, tick)
+        dataset = self.val_set if dataset is None else dataset
+        logits, rows = predict_rows(model, dataset, self.config, self.world, tick)
         if not torch.isfinite(logits).all():
             raise RunError(
                 f"the model gives logits that are no numbers (epoch {self.closed + 1}); the last checkpoint in "
                 f"{self.folder} is from before. A smaller --lr or --amp off may help"
             )
-        targets = torch.from_numpy(self.val_set.labels)
+        targets = torch.from_numpy(dataset.labels)
         return evaluate(logits[rows], targets[rows]), logits, rows
 
     def close_epoch(self, log: Log, tick: Callable[..., None], stop: StopSignals) -> None:
@@ -377,8 +382,9 @@ class Run:
                 words += f" ({counts['precision']:.1%} right)"
         log.write("epoch", **line)
         # The last is as good as any where there is nothing to compare by: no category has a known positive.
-        if due and not scores["mAP"] <= self.best:
-            self.best, self.best_epoch = scores["mAP"], epoch
+        score = scores.get("tune_mAP", scores.get("mAP"))
+        if due and not score <= self.best:
+            self.best, self.best_epoch = score, epoch
             if self.world.main:
                 best = {"ema": self.shown.state_dict(), "step": self.step, "epoch": epoch, "mAP": self.best}
                 write_checkpoint(self.folder / "best.pt", best)
@@ -396,7 +402,8 @@ class Run:
         self.latest = self.closed + 1, *self.evaluate(self.shown, tick)
         _, metrics, logits, rows = self.latest
         loss = make_loss(self.config, "mean")(logits[rows], torch.from_numpy(self.val_set.labels)[rows])
-        return {"val_loss": loss.item(), **metrics.as_dict()}
+        tune = {} if self.tune_set is None else {"tune_mAP": self.evaluate(self.shown, tick, self.tune_set)[0].mAP}
+        return {"val_loss": loss.item(), **metrics.as_dict(), **tune}
 
     @torch.inference_mode()
     def _label(self, tick: Callable[[int], None]) -> None:

@@ -115,13 +115,25 @@ def open_labeled(config: Config, spec: str, split: str) -> ImageDataset:
     return cache_dataset(dataset, config.cache) if config.cache else dataset
 
 
-def _rows(config: Config, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the training set to train on, and to hold out. Neither depends on the seed of the run."""
+class Rows(NamedTuple):
+    """Of the training set: to train on, to validate on in place of the val split, to choose the best epoch by."""
+
+    train: np.ndarray
+    held_out: np.ndarray
+    tune: np.ndarray
+
+
+def _rows(config: Config, count: int) -> Rows:
+    """None of them depends on the seed of the run. Images to tune by come from the end of the order: with
+    `images=20_000` of 40,000 the training images are the same with and without them."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
     held = round(count * config.holdout)
     if config.holdout and not 0 < held < count:
         raise DataError(f"holdout={config.holdout:g}: of {count} images that are {held}; both parts need some")
-    return np.sort(order[held:][: config.images]), np.sort(order[:held])
+    left = count - held - config.tune_images
+    if left < 1:
+        raise DataError(f"tune_images={config.tune_images}: {count - held} training images leave none to train on")
+    return Rows(np.sort(order[held : held + left][: config.images]), np.sort(order[:held]), np.sort(order[held + left :]))
 
 
 def open_train(config: Config) -> tuple[ImageDataset, np.ndarray]:
@@ -130,7 +142,7 @@ def open_train(config: Config) -> tuple[ImageDataset, np.ndarray]:
     dataset = open_labeled(config, config.data, "train")
     full = dataset.labels
     dataset.labels, _ = hide(full, config.known, config.protocol, config.seed)
-    rows, _ = _rows(config, len(dataset))
+    rows = _rows(config, len(dataset)).train
     if len(rows) < len(dataset):
         dataset, full = dataset.take(rows), full[rows]
     if not (dataset.labels == 1).any():
@@ -145,8 +157,18 @@ def open_val(config: Config) -> ImageDataset:
     """The images to validate on, with all their labels."""
     if config.holdout:
         dataset = open_labeled(config, config.data, "train")
-        return dataset.take(_rows(config, len(dataset))[1])
+        return dataset.take(_rows(config, len(dataset)).held_out)
     return open_labeled(config, config.val or config.data, "val")
+
+
+def open_tune(config: Config) -> ImageDataset | None:
+    """The training images to choose the best epoch by, with the labels of theirs that are known; None if there are
+    none."""
+    if not config.tune_images:
+        return None
+    dataset = open_labeled(config, config.data, "train")
+    dataset.labels, _ = hide(dataset.labels, config.known, config.protocol, config.seed)
+    return dataset.take(_rows(config, len(dataset)).tune)
 
 
 def fingerprint(dataset: ImageDataset) -> str:
@@ -261,7 +283,7 @@ def images_to_do(config: Config, train: int, val: int, epochs: int, world: int =
     trained = train // size * size if train >= size else train
     judged = epochs // config.eval_every + (epochs == config.epochs and epochs % config.eval_every > 0)
     labelled = max(0, min(epochs, config.epochs - 1) - config.cl_start + 1) if config.cl else 0
-    return epochs * trained + judged * val + labelled * train
+    return epochs * trained + judged * (val + config.tune_images) + labelled * train
 
 
 @torch.inference_mode()
