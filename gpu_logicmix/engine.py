@@ -42,10 +42,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import safe_open
-from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gpu_logicmix.average import WeightAverage
 from gpu_logicmix.cft import category_wise_fine_tune
 from gpu_logicmix.config import Config, to_toml
 from gpu_logicmix.curriculum import CurriculumLabels
@@ -149,9 +149,7 @@ class Run:
         self.fingerprint = fingerprint(self.train_set)
         torch.manual_seed(config.seed)
         self.model = make_model(config, len(self.train_set.categories)).to(device, memory_format=torch.channels_last)
-        self.ema = (
-            ModelEmaV3(self.model, decay=config.ema_decay, use_warmup=config.ema_warmup) if config.ema_decay else None
-        )
+        self.ema = WeightAverage(self.model, config.ema_decay, warmup=config.ema_warmup) if config.ema_decay else None
         self.loss = make_loss(config)
         self.augment = Augment(config).to(device)
         self.curriculum = None
@@ -259,7 +257,7 @@ class Run:
         self.updates += 1
         self.counted.zero_()
         if self.ema is not None:
-            self.ema.update(self.model, step=self.updates)
+            self.ema.update(self.model, self.updates)
 
     def check_finite(self, *, weights: bool = False) -> None:
         """Stop if the loss was no number in some step, or a weight is none now. Waits for the device."""

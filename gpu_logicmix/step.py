@@ -133,7 +133,9 @@ def _rows(config: Config, count: int) -> Rows:
     left = count - held - config.tune_images
     if left < 1:
         raise DataError(f"tune_images={config.tune_images}: {count - held} training images leave none to train on")
-    return Rows(np.sort(order[held : held + left][: config.images]), np.sort(order[:held]), np.sort(order[held + left :]))
+    return Rows(
+        np.sort(order[held : held + left][: config.images]), np.sort(order[:held]), np.sort(order[held + left :])
+    )
 
 
 def open_train(config: Config) -> tuple[ImageDataset, np.ndarray]:
