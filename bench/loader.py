@@ -42,7 +42,7 @@ from torch.utils.data import DataLoader, Dataset
 from gpu_logicmix import GPULogicMix, __version__, logic_or
 from gpu_logicmix.data import ImageDataset, cache_dataset, make_loader, open_dataset
 from gpu_logicmix.data.cache import image_progress
-from gpu_logicmix.step import keep_memory
+from gpu_logicmix.train.step import keep_memory
 
 RESULTS = Path(__file__).parent / "results"
 P = 0.5

@@ -28,10 +28,10 @@ from rich.progress import Progress
 from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_logicmix import engine
-from gpu_logicmix.config import Config
-from gpu_logicmix.step import World, joined_world
-from gpu_logicmix.stepbench import VARIANTS, measure_step, open_run, step_config, step_table
+from gpu_logicmix.train import engine
+from gpu_logicmix.train.config import Config
+from gpu_logicmix.train.step import World, joined_world
+from gpu_logicmix.train.stepbench import VARIANTS, measure_step, open_run, step_config, step_table
 
 STEPS = 10  # between two logging points; all are alike
 PARTS = ("labels and augmentation", "loss", "bookkeeping", "update", "model")

@@ -11,14 +11,14 @@ imported when it is first asked for.
 
 from importlib import import_module
 
+from gpu_logicmix.augment.logicmix import GPULogicMix, MixPlan, Mixup, MixupPME, MultiLabelMixup, OrMixup
 from gpu_logicmix.labels import convert_labels, hide_labels, label_counts, logic_or
-from gpu_logicmix.mix import GPULogicMix, MixPlan, Mixup, MixupPME, MultiLabelMixup, OrMixup
 
 __version__ = "0.1.0"
 
 _LATER = {
-    "RandAugment": "randaugment",
-    "RandomHorizontalFlip": "randaugment",
+    "RandAugment": "augment.randaugment",
+    "RandomHorizontalFlip": "augment.randaugment",
     "PartialAsymmetricLoss": "losses",
     "PartialBCELoss": "losses",
     "PartialFocalLoss": "losses",
@@ -27,15 +27,15 @@ _LATER = {
     "mean_average_precision": "metrics",
     "precision_recall": "metrics",
     "evaluate": "metrics",
-    "build_model": "model",
+    "build_model": "models.classifier",
     "cache_dataset": "data",
     "make_loader": "data",
     "open_dataset": "data",
     "CurriculumLabels": "curriculum",
     "category_wise_fine_tune": "cft",
     "CFTRecord": "cft",
-    "Config": "config",
-    "fit": "engine",
+    "Config": "train.config",
+    "fit": "train.engine",
 }
 
 __all__ = [

@@ -19,8 +19,8 @@ from rich.table import Table
 
 from gpu_logicmix import GPULogicMix, mean_average_precision
 from gpu_logicmix.data import make_loader
-from gpu_logicmix.engine import load_run, progress_bar
-from gpu_logicmix.step import joined_world, moved, open_val
+from gpu_logicmix.train.engine import load_run, progress_bar
+from gpu_logicmix.train.step import joined_world, moved, open_val
 
 SIZES = (1, 2, 3)  # images in a mixture
 

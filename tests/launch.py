@@ -13,7 +13,9 @@ import traceback
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["launch", "gpu_logicmix.cli", "gpu_logicmix.engine", "gpu_logicmix.report"])
+CONTEXT.set_forkserver_preload(
+    ["launch", "gpu_logicmix.cli", "gpu_logicmix.train.engine", "gpu_logicmix.report.pictures"]
+)
 
 # A run that takes seconds, and has everything in it that is random or keeps a state.
 _SMALL = """

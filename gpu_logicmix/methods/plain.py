@@ -1,0 +1,53 @@
+"""A linear head, and one with a hidden layer: what the LogicMix paper trains."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from gpu_logicmix.losses.base import Batch, Output
+from gpu_logicmix.methods.base import HEADS, Head
+
+
+class _Layers(Head, nn.Sequential):
+    """Layers one after the other, of which the last is linear."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        nn.Sequential.__init__(self, *layers)
+
+    def forward(self, features: Tensor, batch: Batch | None = None) -> Output:
+        return Output(self.classifier(self.embed(features)))
+
+    def embed(self, features: Tensor) -> Tensor:
+        for layer in list(self)[:-1]:
+            features = layer(features)
+        return features
+
+    @property
+    def classifier(self) -> nn.Linear:
+        return list(self)[-1]
+
+
+@HEADS.register("linear")
+class LinearHead(_Layers):
+    """One linear layer.
+
+    dropout: before it.
+    """
+
+    def __init__(self, features: int, categories: int, dropout: float = 0.0) -> None:
+        dropouts = [nn.Dropout(dropout)] if dropout > 0 else []
+        super().__init__(*dropouts, nn.Linear(features, categories))
+
+
+@HEADS.register("mlp")
+class MLPHead(_Layers):
+    """Linear, ReLU, linear: the head of the LogicMix paper.
+
+    hidden: width of the hidden layer; that of the features if none.
+    dropout: before the last layer.
+    """
+
+    def __init__(self, features: int, categories: int, hidden: int | None = None, dropout: float = 0.0) -> None:
+        hidden = hidden or features
+        dropouts = [nn.Dropout(dropout)] if dropout > 0 else []
+        super().__init__(nn.Linear(features, hidden), nn.ReLU(), *dropouts, nn.Linear(hidden, categories))

@@ -1,0 +1,147 @@
+"""demo.py: the real thing in miniature. Two runs that differ in one option, and a page that says what they gave."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import run
+from conftest import ROOT
+from rich.console import Console
+
+from gpu_logicmix import average_precision
+from gpu_logicmix.cli import demo
+from gpu_logicmix.train.config import make_config
+from gpu_logicmix.train.runfolder import RunError, locked, read_log
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished demo: its folder, its page, and what was on screen."""
+    threads = torch.get_num_threads()
+    out = tmp_path_factory.mktemp("demo")
+    console = Console(width=120, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
+    page = demo.run_demo(out, quick=True, console=console, threads=1)
+    torch.set_num_threads(threads)
+    return out, page.read_text(), console.export_text()
+
+
+def test_the_two_runs_differ_in_the_mix_alone(done):
+    out, *_ = done
+    plain, logicmix = (asdict(make_config({}, file=out / name / "config.toml")) for name in ("plain", "logicmix"))
+    assert {key for key in plain if plain[key] != logicmix[key]} == {"mix"}
+    assert (plain["mix"], logicmix["mix"]) == ("none", "logicmix")
+    assert plain["known"] == 0.1
+    assert plain["keep"] == "last"
+    first, second = (read_log(out / name) for name in ("plain", "logicmix"))
+    assert first[0]["positives"] == second[0]["positives"]  # the same labels are hidden
+    assert first[-1]["kind"] == second[-1]["kind"] == "end"
+
+
+def test_prints_what_was_measured(done):
+    out, page, screen = done
+    mAP = {}
+    for name in ("plain", "logicmix"):
+        with np.load(out / name / "predictions.npz") as found:
+            ap = average_precision(torch.from_numpy(found["logits"]), torch.from_numpy(found["targets"]))
+        mAP[name] = 100 * ap.nanmean().item()
+    gain = f"{mAP['logicmix'] - mAP['plain']:+.1f} pt"
+    for text in (screen, page):
+        for words in (f"{mAP['plain']:.1f}%", f"{mAP['logicmix']:.1f}%", gain):
+            assert words in text, words
+    for heading in ("plain training", "LogicMix", "difference", "CF1", "images/s"):
+        assert heading in screen
+    assert "100 %" in screen
+
+
+def test_figures_are_of_the_whole_run():
+    epochs = [
+        {"mAP": 0.3, "CF1": 0.2, "seconds": 1.0, "images_per_second": 100.0},
+        {"seconds": 2.0, "images_per_second": 200.0},  # not validated
+        {"mAP": 0.2, "CF1": 0.1, "seconds": 1.0, "images_per_second": 200.0},
+    ]
+    runs = {
+        name: demo.Run(Path(), epochs=epochs[:count], end={"elapsed": 5.0 * count})
+        for count, name in ((1, "plain"), (3, "logicmix"))
+    }
+    expected = {"mAP": 0.2, "CF1": 0.1, "highest": 0.3, "seconds": 15.0, "speed": 175.0}
+    assert demo.figures(runs["logicmix"]) == expected
+    assert demo.result_rows(runs) == [
+        ("plain training", "30.0%", "30.0%", "20.0%", "5.0 s", "100"),
+        ("LogicMix", "20.0%", "30.0%", "10.0%", "15.0 s", "175"),
+        ("difference", "-10.0 pt", "+0.0 pt", "-10.0 pt", "+10.0 s", "+75"),
+    ]
+
+
+def test_page(done):
+    out, page, _ = done
+    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(charts) == 2
+    for chart in charts:
+        assert len(re.findall(r"<path", chart)) == 2  # both methods
+    assert page.count("data:image/jpeg;base64,") == 16  # a batch before and after
+    links = re.findall(r'<a href="(.*?)"', page)
+    assert links == ["plain/report.html", "logicmix/report.html"]
+    assert all((out / link).stat().st_size > 10_000 for link in links)
+    assert not re.findall(r'(?:src|href)="http', page)
+
+
+def test_again_starts_afresh_and_keeps_the_pictures(done):
+    out, *_ = done
+    before = (out / "logicmix" / "log.jsonl").read_text()
+    pictures = {file: file.stat().st_mtime_ns for file in (out / "cache").rglob("images.u8")}
+    assert pictures
+    threads = torch.get_num_threads()
+    demo.run_demo(out, quick=True, console=Console(quiet=True), threads=1, seed=1)
+    torch.set_num_threads(threads)
+    after = (out / "logicmix" / "log.jsonl").read_text()
+    assert after != before
+    assert len([line for line in read_log(out / "logicmix") if line["kind"] == "start"]) == 1
+    assert {file: file.stat().st_mtime_ns for file in (out / "cache").rglob("images.u8")} == pictures
+
+
+def test_removes_nothing_that_is_not_its_own(tmp_path):
+    mine = tmp_path / "plain" / "thesis.txt"
+    mine.parent.mkdir()
+    mine.write_text("years of work")
+    with pytest.raises(RunError, match="choose another --out"):
+        demo.run_demo(tmp_path, quick=True, console=Console(quiet=True))
+    assert mine.read_text() == "years of work"
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+    with locked(tmp_path), pytest.raises(RunError, match="in use by another process"):
+        demo.run_demo(tmp_path, quick=True, console=Console(quiet=True))
+
+
+def test_train_py_alone_is_the_demo(monkeypatch):
+    calls = []
+    monkeypatch.setattr(demo, "run_demo", lambda out, **options: calls.append((out, options["quick"])))
+    assert run()[0] == 0
+    assert run("demo", "--quick", "--out", "x")[0] == 0
+    assert run("--help")[0] == 0
+    assert calls == [(Path("demo"), False), (Path("x"), True)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to send")
+def test_ctrl_c_ends_it_without_a_traceback(tmp_path):
+    command = [sys.executable, str(ROOT / "train.py"), "demo", "--out", str(tmp_path), "--threads", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    try:
+        until = time.monotonic() + 300
+        while not (tmp_path / "cache").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        text, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, text
+    assert "Traceback" not in text
+    assert "starts the demo afresh" in text

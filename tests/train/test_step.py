@@ -1,0 +1,203 @@
+"""step.py: which images and labels a run sees, what a step draws, and predictions of all images."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gpu_logicmix import GPULogicMix, hide_labels
+from gpu_logicmix.augment.logicmix import OrMixup
+from gpu_logicmix.data import DataError, open_dataset
+from gpu_logicmix.train.config import Config
+from gpu_logicmix.train.runfolder import RunError
+from gpu_logicmix.train.step import (
+    Augment,
+    World,
+    autocast,
+    fingerprint,
+    joined_world,
+    make_loss,
+    open_labeled,
+    open_train,
+    open_val,
+    predict_rows,
+    seed_step,
+)
+
+CPU = World(0, 1, torch.device("cpu"))
+
+
+def config(**options) -> Config:
+    return Config(**{"option": ["count=50"], "size": 32, "known": 0.5, "batch_size": 8, "workers": 0, **options})
+
+
+# ------------------------------------------------------------------------------------------------------------- the data
+def test_labels_that_are_hidden_do_not_depend_on_how_many_images_are_used():
+    whole, full = open_train(config())
+    assert (full == open_dataset("shapes", "train", 32, count=50).labels).all()
+    assert (whole.labels == hide_labels(full, 0.5, 0)).all()
+    part, part_full = open_train(config(images=20))
+    rows = [int(name.rpartition("-")[2]) for name in part.ids]
+    assert len(rows) == 20
+    assert (part.labels == whole.labels[rows]).all()
+    assert (part_full == full[rows]).all()
+    more, _ = open_train(config(images=30))
+    assert set(part.ids) < set(more.ids)
+    other, _ = open_train(config(images=20, seed=1))
+    assert list(other.ids) == list(part.ids)  # the images are the same, the labels are not
+    assert (other.labels != part.labels).any()
+
+
+def test_held_out_images_are_not_trained_on():
+    train, _ = open_train(config(holdout=0.3))
+    val = open_val(config(holdout=0.3))
+    assert (len(train), len(val)) == (35, 15)
+    assert not set(train.ids) & set(val.ids)
+    assert (val.labels != -1).all()  # validation is on all labels
+    assert open_val(config()).split == "val"
+    with pytest.raises(DataError, match=r"holdout=0\.01: of 40 images that are 0"):
+        open_train(config(option=["count=40"], holdout=0.01))
+    with pytest.raises(DataError, match="both parts need some"):
+        open_train(config(option=["count=1"], holdout=0.9))
+
+
+def test_none_of_the_chosen_images_has_a_known_positive():
+    with pytest.raises(DataError, match="of the labels of 1 images none is known to be present"):
+        open_train(config(images=1, known=0.02))
+
+
+def test_options_go_to_their_own_format(tmp_path):
+    (tmp_path / "a.png").touch()
+    with pytest.raises(DataError, match="has no labels"):  # and not: folder has no option count
+        open_labeled(config(), f"folder:{tmp_path}", "val")
+
+
+def test_cache_gives_the_same_run(tmp_path):
+    plain, cached = open_train(config())[0], open_train(config(cache=str(tmp_path)))[0]
+    assert fingerprint(plain) == fingerprint(cached)
+    assert torch.equal(plain[[3, 1]][0], cached[[3, 1]][0])
+
+
+def test_fingerprint_sees_images_categories_and_labels():
+    prints = {fingerprint(open_train(c)[0]) for c in (config(), config(seed=1), config(images=49), config(known=None))}
+    assert len(prints) == 4
+    assert fingerprint(open_train(config())[0]) in prints
+    dataset = open_train(config())[0]
+    dataset.categories[0] = "disc"
+    assert fingerprint(dataset) not in prints
+
+
+# ------------------------------------------------------------------------------------------------------------ the draw
+def test_each_seed_step_and_rank_has_a_stream_of_its_own():
+    def drawn(*place):
+        seed_step(*place)
+        return tuple(torch.rand(4).tolist())
+
+    places = [(seed, step, rank) for seed in range(3) for step in (0, 1, 2, 11) for rank in range(3)]
+    assert len({drawn(*place) for place in places}) == len(places)
+    assert drawn(1, 11, 0) != drawn(11, 1, 0)
+    assert drawn(5, 6, 7) == drawn(5, 6, 7)
+
+
+def test_augmentation_in_its_order(monkeypatch):
+    """Flip, RandAugment, then mix; each may be off."""
+    images = torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8)
+    targets = torch.randint(-1, 2, (8, 5), dtype=torch.int8)
+    nothing = Augment(config(flip=False, randaugment=False, mix="none"))
+    out, labels, mixed = nothing(images, targets)
+    assert torch.equal(out, images.float() / 255)
+    assert torch.equal(labels, targets)
+    assert mixed is None
+    augment = Augment(config(p=1.0, k_min=2, k_max=2))
+    order = []
+    for name in ("flip", "randaugment", "mix"):
+        getattr(augment, name).register_forward_pre_hook(lambda *_, name=name: order.append(name))
+    torch.manual_seed(0)
+    out, labels, mixed = augment(images, targets)
+    assert order == ["flip", "randaugment", "mix"]
+    assert isinstance(augment.mix, GPULogicMix)
+    assert mixed.all()
+    assert out.dtype == torch.float32
+    assert 0 <= out.min() <= out.max() <= 1
+
+
+def mixing_epochs(**options) -> list[bool]:
+    """Of four: is anything mixed?"""
+    augment = Augment(config(epochs=4, flip=False, randaugment=False, **options))
+    images, targets = torch.randint(0, 256, (8, 3, 4, 4), dtype=torch.uint8), torch.ones(8, 2, dtype=torch.int8)
+    on = []
+    for epoch in range(4):
+        augment.set_epoch(epoch)
+        out, _, mixed = augment(images, targets)
+        on.append(not torch.equal(out, images.float() / 255))
+        assert (mixed is not None) == on[-1]
+    return on
+
+
+def test_ormixup_is_off_in_every_other_epoch():
+    assert isinstance(Augment(config(mix="ormixup")).mix, OrMixup)
+    assert mixing_epochs(mix="ormixup") == [True, False, True, False]
+    assert mixing_epochs(mix="ormixup", clean_epochs=2) == [True, False, False, False]
+
+
+def test_nothing_is_mixed_in_the_clean_epochs():
+    assert mixing_epochs(p=1.0) == [True, True, True, True]
+    assert mixing_epochs(p=1.0, clean_epochs=1) == [True, True, True, False]
+    assert mixing_epochs(p=1.0, clean_epochs=3) == [True, False, False, False]
+
+
+@pytest.mark.parametrize("name", ["asl", "bce", "focal", "dp-asl"])
+def test_losses_take_their_options(name):
+    logits, targets = torch.randn(6, 4), torch.tensor([[1, 0, -1, -1]] * 6)
+    plain, assume = (make_loss(config(loss=name, assume_negative=a), "sum") for a in (False, True))
+    assert plain.count(targets) < assume.count(targets)
+    assert plain(logits, targets) < assume(logits, targets)
+    if name != "bce":
+        assert plain(logits, targets) != make_loss(config(loss=name, gamma_pos=3.0), "sum")(logits, targets)
+
+
+# ---------------------------------------------------------------------------------------------------------- predictions
+@pytest.mark.parametrize("batch_size", [7, 50, 64])
+def test_predictions_of_all_images_in_order(batch_size):
+    dataset = open_labeled(config(), "shapes", "val")
+    ticks = []
+    out, rows = predict_rows(lambda x: x.mean((2, 3)), dataset, config(batch_size=batch_size), CPU, ticks.append)
+    assert rows.tolist() == list(range(50))
+    assert sum(ticks) == 50
+    expected = torch.stack([dataset[i][0].float().div(255).mean((1, 2)) for i in range(50)])
+    torch.testing.assert_close(out, expected)
+
+
+def test_no_image_can_be_read(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"broken")
+    dataset = open_dataset(f"folder:{tmp_path}", "val", 32, on_bad_image="skip")
+    with pytest.raises(DataError, match=r"none of the 1 images can be read\. .*a\.png: cannot be decoded"):
+        predict_rows(nn.Identity(), dataset, config(), CPU)
+
+
+def test_precision():
+    assert not autocast(config(), torch.device("cpu"))._enabled
+    assert autocast(config(amp="bf16"), torch.device("cpu"))._enabled
+    dataset = open_labeled(config(), "shapes", "val")
+    out, _ = predict_rows(lambda x: x.mean((2, 3)) @ torch.eye(3), dataset, config(amp="bf16"), CPU)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, out.bfloat16().float())  # the product was one of bfloat16
+
+
+@pytest.mark.parametrize("device", ["nonsense", "meta", "cpu:x", "" if torch.cuda.is_available() else "cuda"])
+def test_no_such_device(device):
+    with pytest.raises(RunError, match="device=") as error, joined_world(device):
+        pass
+    assert "\n" not in str(error.value)
+
+
+def test_alone():
+    threads = torch.get_num_threads()
+    with joined_world("cpu", 1) as world:
+        assert world == CPU
+        assert torch.get_num_threads() == 1
+        assert world.main
+        assert world.any(7) == 7
+        assert torch.equal(world.sum_(torch.ones(2)), torch.ones(2))
+    torch.set_num_threads(threads)
+    assert np.array_equal(world.any(0), 0)
