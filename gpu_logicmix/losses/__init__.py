@@ -5,11 +5,16 @@ from gpu_logicmix.losses.asymmetric import (
     PartialAsymmetricLoss,
     PartialBCELoss,
     PartialFocalLoss,
-    PartialLoss,
 )
+from gpu_logicmix.losses.base import LOSSES, Batch, Loss, LossSum, Output, PartialLoss
 
 __all__ = [
+    "LOSSES",
+    "Batch",
     "DecoupledAsymmetricLoss",
+    "Loss",
+    "LossSum",
+    "Output",
     "PartialAsymmetricLoss",
     "PartialBCELoss",
     "PartialFocalLoss",

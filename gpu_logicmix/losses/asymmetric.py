@@ -24,11 +24,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from gpu_logicmix.labels import is_unknown
-
-REDUCTIONS = ("mean", "sum", "none")
+from gpu_logicmix.losses.base import LOSSES, PartialLoss, check_at_least_zero, check_probability
 
 
 def focal_term(logits: Tensor, gamma: float = 0, clip: float = 0, discard_focal_grad: bool = True) -> Tensor:
@@ -61,81 +59,7 @@ def asymmetric_terms(
     )
 
 
-class PartialLoss(nn.Module):
-    """What the losses below share: unknown labels, normalisation and reduction. Not for use by itself.
-
-    reduction:
-        "mean"  the sum divided by the number of known labels in the batch (of all labels with `assume_negative`; of
-                samples that have a known label with Durand's normalisation). 0 where there are none.
-        "sum"   the sum over the known labels.
-        "none"  [B, C], 0 at unknown labels.
-    unknown: the value of an unknown label; may be NaN.
-    assume_negative: take unknown labels as absent instead of leaving them out.
-    normalize: how much a sample counts by its share `s` of known labels.
-        None         not at all.
-        "known"      the loss of a sample is its mean over its known labels: g(s) = 1/s of Durand et al.
-        (a, b, c)    the loss of a sample is g(s)/C times its sum over its known labels, g(s) = a * s^c + b; Durand et
-                     al. train with (-4.45, 5.45, 1).
-        "mlcpl"      each label weighs 1 + 1/(1 + known labels of the sample), as with mlcpl's `normalize=True`.
-    """
-
-    def __init__(
-        self,
-        reduction: str = "mean",
-        *,
-        unknown: float = -1,
-        assume_negative: bool = False,
-        normalize: str | tuple[float, float, float] | None = None,
-    ):
-        super().__init__()
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction={reduction!r}: must be one of {', '.join(REDUCTIONS)}")
-        if normalize == "known":
-            normalize = (1.0, 0.0, -1.0)
-        elif normalize not in (None, "mlcpl") and not (isinstance(normalize, tuple) and len(normalize) == 3):
-            raise ValueError(
-                f"normalize={normalize!r}: must be None, 'known', 'mlcpl' or (a, b, c) for a weight of a * share^c + b"
-            )
-        self.reduction = reduction
-        self.unknown = unknown
-        self.assume_negative = assume_negative
-        self.normalize = normalize
-
-    def count(self, targets: Tensor) -> Tensor:
-        """What "mean" divides the sum by (a tensor on the device). With reduction="sum" and this, a mean over several
-        batches or processes weighs every known label alike."""
-        known = self._known(targets)
-        return known.any(1).sum() if isinstance(self.normalize, tuple) else known.sum()
-
-    def _known(self, targets: Tensor) -> Tensor:
-        if self.assume_negative:
-            return torch.ones_like(targets, dtype=torch.bool)
-        return ~is_unknown(targets, self.unknown)
-
-    def _reduce(self, positive: Tensor, negative: Tensor, targets: Tensor) -> Tensor:
-        known = self._known(targets)
-        y = targets.masked_fill(is_unknown(targets, self.unknown), 0).to(positive.dtype)
-        loss = (y * positive + (1 - y) * negative).masked_fill(~known, 0)
-        if self.normalize is not None:
-            loss = loss * self._weight(known.sum(1, keepdim=True).to(loss.dtype), known.shape[1])
-        if self.reduction == "none":
-            return loss
-        if self.reduction == "sum":
-            return loss.sum()
-        return loss.sum() / self.count(targets).clamp(min=1)
-
-    def _weight(self, known: Tensor, categories: int) -> Tensor:
-        if self.normalize == "mlcpl":
-            return 1 + 1 / (1 + known)
-        a, b, c = self.normalize
-        # A sample without known labels has no loss to weigh; 1 keeps its share off 0^-1.
-        return (a * (known.clamp(min=1) / categories) ** c + b) / categories
-
-    def extra_repr(self) -> str:
-        shown = {k: v for k, v in vars(self).items() if not k.startswith("_") and k != "training"}
-        return ", ".join(f"{k}={v!r}" for k, v in shown.items())
-
-
+@LOSSES.register("bce")
 class PartialBCELoss(PartialLoss):
     """Binary cross-entropy on the known labels. `normalize="known"` is the loss of Durand et al.; see `PartialLoss` for
     the keywords."""
@@ -144,12 +68,12 @@ class PartialBCELoss(PartialLoss):
         super().__init__(reduction, **shared)
         self.alpha_pos, self.alpha_neg = alpha_pos, alpha_neg
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        _check(logits, targets)
+    def terms(self, logits: Tensor, mixed: Tensor | None) -> tuple[Tensor, Tensor]:
         positive, negative = asymmetric_terms(logits)
-        return self._reduce(self.alpha_pos * positive, self.alpha_neg * negative, targets)
+        return self.alpha_pos * positive, self.alpha_neg * negative
 
 
+@LOSSES.register("focal")
 class PartialFocalLoss(PartialLoss):
     """Focal loss on the known labels: easy ones, present or absent, weigh (1 - probability of the truth)^gamma.
 
@@ -168,17 +92,17 @@ class PartialFocalLoss(PartialLoss):
         **shared,
     ):
         super().__init__(reduction, **shared)
-        _at_least_zero(gamma=gamma)
+        check_at_least_zero(gamma=gamma)
         self.gamma = gamma
         self.alpha_pos, self.alpha_neg = alpha_pos, alpha_neg
         self.discard_focal_grad = discard_focal_grad
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        _check(logits, targets)
+    def terms(self, logits: Tensor, mixed: Tensor | None) -> tuple[Tensor, Tensor]:
         positive, negative = asymmetric_terms(logits, self.gamma, self.gamma, 0, self.discard_focal_grad)
-        return self._reduce(self.alpha_pos * positive, self.alpha_neg * negative, targets)
+        return self.alpha_pos * positive, self.alpha_neg * negative
 
 
+@LOSSES.register("asl")
 class PartialAsymmetricLoss(PartialLoss):
     """Asymmetric loss on the known labels (P-ASL).
 
@@ -199,20 +123,20 @@ class PartialAsymmetricLoss(PartialLoss):
         **shared,
     ):
         super().__init__(reduction, **shared)
-        _at_least_zero(gamma_neg=gamma_neg, gamma_pos=gamma_pos)
-        _probability(clip=clip)
+        check_at_least_zero(gamma_neg=gamma_neg, gamma_pos=gamma_pos)
+        check_probability(clip=clip)
         self.gamma_neg, self.gamma_pos, self.clip = gamma_neg, gamma_pos, clip
         self.alpha_pos, self.alpha_neg = alpha_pos, alpha_neg
         self.discard_focal_grad = discard_focal_grad
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        _check(logits, targets)
+    def terms(self, logits: Tensor, mixed: Tensor | None) -> tuple[Tensor, Tensor]:
         positive, negative = asymmetric_terms(
             logits, self.gamma_pos, self.gamma_neg, self.clip, self.discard_focal_grad
         )
-        return self._reduce(self.alpha_pos * positive, self.alpha_neg * negative, targets)
+        return self.alpha_pos * positive, self.alpha_neg * negative
 
 
+@LOSSES.register("dp-asl")
 class DecoupledAsymmetricLoss(PartialLoss):
     """Asymmetric loss with one policy for original samples and another for mixed ones (DP-ASL): the first looks past
     easy negatives, of which original samples have plenty, the second past easy positives, of which mixed ones do.
@@ -235,16 +159,15 @@ class DecoupledAsymmetricLoss(PartialLoss):
         **shared,
     ):
         super().__init__(reduction, **shared)
-        _at_least_zero(
+        check_at_least_zero(
             gamma_neg=gamma_neg, gamma_pos=gamma_pos, mixed_gamma_neg=mixed_gamma_neg, mixed_gamma_pos=mixed_gamma_pos
         )
-        _probability(clip=clip, mixed_clip=mixed_clip)
+        check_probability(clip=clip, mixed_clip=mixed_clip)
         self.gamma_neg, self.gamma_pos, self.clip = gamma_neg, gamma_pos, clip
         self.mixed_gamma_neg, self.mixed_gamma_pos, self.mixed_clip = mixed_gamma_neg, mixed_gamma_pos, mixed_clip
         self.discard_focal_grad = discard_focal_grad
 
-    def forward(self, logits: Tensor, targets: Tensor, mixed: Tensor | None = None) -> Tensor:
-        _check(logits, targets)
+    def terms(self, logits: Tensor, mixed: Tensor | None) -> tuple[Tensor, Tensor]:
         terms = asymmetric_terms(logits, self.gamma_pos, self.gamma_neg, self.clip, self.discard_focal_grad)
         if mixed is not None:
             if mixed.shape != logits.shape[:1] or mixed.dtype is not torch.bool:
@@ -255,25 +178,4 @@ class DecoupledAsymmetricLoss(PartialLoss):
                 logits, self.mixed_gamma_pos, self.mixed_gamma_neg, self.mixed_clip, self.discard_focal_grad
             )
             terms = [torch.where(mixed[:, None], b, a) for a, b in zip(terms, other, strict=True)]
-        return self._reduce(*terms, targets)
-
-
-def _check(logits: Tensor, targets: Tensor) -> None:
-    if logits.ndim != 2 or logits.shape != targets.shape:
-        raise ValueError(
-            f"logits {list(logits.shape)} and targets {list(targets.shape)} must both be [samples, categories]"
-        )
-    if not logits.is_floating_point():
-        raise ValueError(f"logits must be of a floating-point type, not {logits.dtype}")
-
-
-def _at_least_zero(**values: float) -> None:
-    for name, value in values.items():
-        if not value >= 0:
-            raise ValueError(f"{name}={value!r}: must be 0 or more")
-
-
-def _probability(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"{name}={value!r}: must be at least 0 and below 1")
+        return tuple(terms)
