@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpu_logicmix import GPULogicMix, __version__, logic_or
 from gpu_logicmix.data import ImageDataset, cache_dataset, make_loader, open_dataset
-from gpu_logicmix.data.cache import image_progress
+from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train.step import keep_memory
 
 RESULTS = Path(__file__).parent / "results"
@@ -75,7 +75,7 @@ class CPULogicMix(Dataset):
 def make_photos(folder: Path, count: int) -> str:
     """JPEGs of 640 x 480 with about as many bytes as COCO's (160 kB). Returns the spec of the dataset."""
     shapes = open_dataset("shapes", size=320, count=count)
-    with image_progress("making JPEGs", count) as advance:
+    with progress_bar(count, "making JPEGs") as advance:
         for row in range(count):
             pixels = shapes[row][0].permute(1, 2, 0).numpy()[40:280]
             large = np.asarray(Image.fromarray(pixels).resize((640, 480), Image.Resampling.BICUBIC))
@@ -127,7 +127,7 @@ def measure(dataset: ImageDataset, cached: ImageDataset, workers: int, options, 
         if number:  # the first round warms up
             rates.setdefault(name, []).append(images / seconds)
 
-    with image_progress(f"{workers} workers", len(steps) * images) as advance:
+    with progress_bar(len(steps) * images, f"{workers} workers") as advance:
         for number, k in steps:
             # a and c side by side, now this one first and now that one: they are compared in pairs.
             pair = [(f"a{k}", files, None), (f"c{k}", files, mixes[k])]

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from gpu_logicmix.augment.logicmix import GPULogicMix
-from gpu_logicmix.data.files import write_whole
+from gpu_logicmix.files import write_whole
 from gpu_logicmix.metrics import average_precision
 from gpu_logicmix.report.markup import (
     Series,

@@ -15,18 +15,17 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-from rich.text import Text
 from torch import Tensor
 
-from gpu_logicmix.data.files import BadImage, DataError, waited_lock, write_whole
 from gpu_logicmix.data.images import ImageDataset
+from gpu_logicmix.errors import BadImage, DataError
+from gpu_logicmix.files import waited_lock, write_whole
+from gpu_logicmix.progress import progress_bar
 
 VERSION = 1  # of the file format and of how images are decoded and resized
 CHUNK_BYTES = 16 << 20
@@ -77,7 +76,7 @@ def verify_cache(folder: str | Path) -> None:
     if manifest is None:
         raise DataError(f"{folder}: no manifest.json, so no (finished) cache")
     step = manifest["chunk"] * manifest["size"] ** 2 * 3
-    with open(folder / "images.u8", "rb") as file, image_progress("checking", manifest["count"]) as advance:
+    with open(folder / "images.u8", "rb") as file, progress_bar(manifest["count"], "checking") as advance:
         for number, expected in enumerate(manifest["crc32"]):
             if zlib.crc32(file.read(step)) != expected:
                 first = number * manifest["chunk"]
@@ -162,7 +161,7 @@ def _build(dataset: ImageDataset, folder: Path, wanted: dict, threads: int) -> d
             os.fsync(progress.fileno())
             done.update({entry["number"]: entry for entry in entries})
 
-        with image_progress("decoding", count, sum(min(chunk, count - n * chunk) for n in done)) as advance:
+        with progress_bar(count, "decoding", done=sum(min(chunk, count - n * chunk) for n in done)) as advance:
             pool = ThreadPoolExecutor(threads)  # threads are enough: decoding and resizing release the GIL
             try:
                 fresh, last = [], time.monotonic()
@@ -258,17 +257,3 @@ def _check_disk(folder: Path, part: Path, needed: int, what: str) -> None:
 
 def _gb(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
-
-
-class _Speed(ProgressColumn):
-    def render(self, task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0:,.0f} images/s")
-
-
-@contextlib.contextmanager
-def image_progress(what: str, total: int, completed: int = 0) -> Iterator:
-    """A progress bar with images/s and time left. Yields `advance(count)`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
-    with Progress(*columns) as progress:
-        task = progress.add_task(what, total=total, completed=completed)
-        yield lambda count=1: progress.advance(task, count)

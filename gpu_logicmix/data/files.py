@@ -1,25 +1,28 @@
-"""What the dataset formats share: errors of one line, reading text, and paths that stay inside the dataset folder."""
+"""What the dataset formats share: what one finds, lists of names, and paths that stay inside the dataset folder."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from gpu_logicmix.errors import BadImage, DataError
+from gpu_logicmix.files import read_json, read_text
 
-class DataError(ValueError):
-    """Something is wrong with the data, or with how it was asked for: one line that names the place and the way out."""
-
-
-class BadImage(DataError):
-    """An image file that cannot be read."""
+__all__ = [
+    "BadImage",
+    "DataError",
+    "Listing",
+    "check_choice",
+    "check_paths",
+    "read_json",
+    "read_names",
+    "read_text",
+]
 
 
 class Listing(NamedTuple):
@@ -31,78 +34,6 @@ class Listing(NamedTuple):
     labels: np.ndarray  # int8 [N, C]
     categories: list[str]
     missing: list[int]  # images that are listed but not there
-
-
-@contextlib.contextmanager
-def written_whole(path: Path, mode: str = "w") -> Iterator[IO]:
-    """A file to write into. Written aside, synced and renamed at the end: whoever opens `path` finds what was there
-    before or all of the new, never a part; an error, such as a full disk, leaves the old one."""
-    aside = path.with_name(path.name + ".tmp")
-    try:
-        with open(aside, mode, encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def write_whole(path: Path, text: str) -> None:
-    with written_whole(path) as file:
-        file.write(text)
-
-
-@contextlib.contextmanager
-def waited_lock(folder: Path) -> Iterator[None]:
-    """One process at a time; the others wait. The system lets go of the lock when a process dies, however it dies."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two at once are up to the user
-        yield
-        return
-    with open(folder / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def read_text(path: Path) -> str:
-    """The text of an annotation file, which must be there and not be empty."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; is this the right folder, and is everything unpacked?") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    if not text.strip():
-        raise DataError(f"{path}: the file is empty; was it downloaded or unpacked to the end?")
-    return text
-
-
-def read_json(path: Path) -> Any:
-    text = read_text(path)
-    collecting = gc.isenabled()
-    gc.disable()  # JSON holds no cycles, and looking for them takes half the time of COCO's 300 MB
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}: invalid JSON in line {error.lineno}, column {error.colno} ({error.msg}); "
-            "was it downloaded to the end?"
-        ) from None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def read_names(path: Path) -> dict[str, int]:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gpu_logicmix.data import DataError, ImageDataset
-from gpu_logicmix.data.files import written_whole
+from gpu_logicmix.files import written_whole
 from gpu_logicmix.metrics import average_precision
 from gpu_logicmix.report.markup import (
     SAME,

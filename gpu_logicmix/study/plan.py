@@ -48,7 +48,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from gpu_logicmix.data.files import waited_lock, write_whole, written_whole
+from gpu_logicmix.files import waited_lock, write_whole, written_whole
 from gpu_logicmix.report.markup import html_table, paragraph, section, whole_page
 from gpu_logicmix.train.config import OPTION_TYPES, Config, changed, read_toml
 from gpu_logicmix.train.engine import FREE, fit

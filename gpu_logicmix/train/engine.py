@@ -48,9 +48,9 @@ from torch.nn.parallel import DistributedDataParallel
 from gpu_logicmix.cft import category_wise_fine_tune
 from gpu_logicmix.curriculum import CurriculumLabels
 from gpu_logicmix.data import DataError, ImageDataset, make_loader
-from gpu_logicmix.data.files import write_whole
 from gpu_logicmix.data.folder import list_folder
 from gpu_logicmix.data.images import FileSource
+from gpu_logicmix.files import write_whole
 from gpu_logicmix.labels import label_counts
 from gpu_logicmix.metrics import Metrics, evaluate
 from gpu_logicmix.models.classifier import Classifier, build_model

@@ -25,12 +25,9 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from gpu_logicmix.data import ImageDataset
-from gpu_logicmix.data.files import write_whole, written_whole
+from gpu_logicmix.errors import RunError
+from gpu_logicmix.files import write_whole, written_whole
 from gpu_logicmix.train.config import Config, make_config
-
-
-class RunError(ValueError):
-    """A run that cannot start or go on: one line that says why and what to do."""
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints

@@ -502,11 +502,11 @@ def test_a_failed_write_leaves_the_old_page(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("gpu_logicmix.data.files.os.replace", full)
+    monkeypatch.setattr("gpu_logicmix.files.os.replace", full)
     with pytest.raises(OSError, match="no space"):
         write_report(tmp_path / "run", steps=some_steps())
     assert path.read_text() == before
-    assert not [*path.parent.glob("*.part"), *path.parent.glob("*.tmp")]
+    assert not [*path.parent.glob("*.part"), *path.parent.glob(".*.tmp")]
 
 
 def test_epochs_without_validation_leave_no_gap_in_the_curve():
