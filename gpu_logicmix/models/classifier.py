@@ -2,9 +2,10 @@
 
     model = build_model("resnet101", 80, head="mlp", pretrained=True)
     logits = model(images)                          # images: float in [0, 1], [B, 3, H, W]
-    features = model.features(images)               # [B, D], what the head sees
-    logits = model.head(features)
-    embedding = model.embed(images)                 # [B, D'], what the last linear layer sees
+    output = model(images, batch)                   # in training: `Output`, logits and what the head's losses see
+    features = model.features(images)               # what the head takes: [B, D], or the unpooled map [B, D, h, w]
+    logits = model.head(features).logits
+    embedding = model.embed(images)                 # [B, D'], the input of the last linear layer, if the head has one
     logits = model.classifier(embedding)            # that layer: .weight [C, D'], .bias [C]
 
 timm: Wightman, "PyTorch Image Models", https://github.com/huggingface/pytorch-image-models
@@ -12,18 +13,20 @@ timm: Wightman, "PyTorch Image Models", https://github.com/huggingface/pytorch-i
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
-import sys
-from pathlib import Path
+from collections.abc import Sequence
 
 import timm
 import torch
-from safetensors.torch import load_file
-from timm.models import clean_state_dict, group_parameters
+from timm.models import group_parameters
 from torch import Tensor, nn
 
-HEADS = ("linear", "mlp")
+from gpu_logicmix.losses.base import Batch, Output
+from gpu_logicmix.methods.base import HEADS, Head
+from gpu_logicmix.models.weights import is_ours, load_weights, read_weights
+
 NORMALISATIONS = ("auto", "none", "backbone")
 
 
@@ -34,7 +37,7 @@ class Classifier(nn.Module):
     num_stages: how many stages `freeze` knows.
     """
 
-    def __init__(self, backbone: nn.Module, head: nn.Sequential, mean: Tensor | None = None, std: Tensor | None = None):
+    def __init__(self, backbone: nn.Module, head: Head, mean: Tensor | None = None, std: Tensor | None = None):
         super().__init__()
         self.backbone = backbone
         self.head = head
@@ -42,35 +45,45 @@ class Classifier(nn.Module):
         # By name: a copy of the model, or one with its batch norms exchanged for synchronised ones, has its own.
         self._always_eval: list[str] = []
         self.fixed_batch_norm = False
+        # Never trained: DistributedDataParallel stops at a parameter without a gradient.
+        self._unused = _behind_the_map(backbone) if head.takes == "map" else frozenset()
+        self._thaw(frozenset())
         self.normalises = mean is not None
         # In the state dict even where they do nothing: a checkpoint says how its images were normalised.
         self.register_buffer("mean", torch.zeros(3, 1, 1) if mean is None else mean)
         self.register_buffer("std", torch.ones(3, 1, 1) if std is None else std)
 
     def features(self, images: Tensor) -> Tensor:
-        """Pooled features of the backbone, [B, D]."""
+        """What the head takes: pooled features of the backbone [B, D], or its map before pooling [B, D, h, w]."""
         if not images.is_floating_point():
             raise ValueError(f"images must be of a floating-point type with values in [0, 1], not {images.dtype}")
         if self.normalises:
             images = (images - self.mean.to(images.dtype)) / self.std.to(images.dtype)
-        return self.backbone(images)
+        return feature_map(self.backbone, images) if self.head.takes == "map" else self.backbone(images)
+
+    def forward(self, images: Tensor, batch: Batch | None = None) -> Tensor | Output:
+        output = self.head(self.features(images), batch)
+        return output.logits if batch is None else output
 
     def embed(self, images: Tensor) -> Tensor:
         """The input of the last linear layer, [B, D']: the features, or the hidden layer of an MLP head."""
-        return self.head[:-1](self.features(images))
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.features(images))
+        embedding = self.head.embed(self.features(images))
+        if embedding is None:
+            raise ValueError(f"{type(self.head).__name__} has no last linear layer that all categories share")
+        return embedding
 
     @property
-    def classifier(self) -> nn.Linear:
-        """The last linear layer."""
-        return self.head[-1]
+    def classifier(self) -> nn.Linear | None:
+        """The last linear layer, if the head has one."""
+        return self.head.classifier
 
     @torch.no_grad()
     def set_classifier(self, weight: Tensor, bias: Tensor) -> None:
         """Replace weight [C, D'] and bias [C] of the last linear layer, in place."""
-        for name, new, old in (("weight", weight, self.classifier.weight), ("bias", bias, self.classifier.bias)):
+        layer = self.classifier
+        if layer is None:
+            raise ValueError(f"{type(self.head).__name__} has no last linear layer that all categories share")
+        for name, new, old in (("weight", weight, layer.weight), ("bias", bias, layer.bias)):
             if new.shape != old.shape:
                 raise ValueError(f"{name} must be {list(old.shape)}, not {list(new.shape)}")
             old.copy_(new)
@@ -104,8 +117,7 @@ class Classifier(nn.Module):
             )
         whole = n in (-1, len(stages))
         frozen = {name for stage in stages[: None if whole else n] for name in stage}
-        for name, parameter in self.backbone.named_parameters():
-            parameter.requires_grad_(not (whole or name in frozen))
+        self._thaw({name for name, _ in self.backbone.named_parameters()} if whole else frozen)
         if whole:
             # Features are then a function of the image: no dropout or stochastic depth either.
             self._always_eval = ["backbone"]
@@ -118,6 +130,10 @@ class Classifier(nn.Module):
                 and frozen.issuperset(own)
             ]
         return self.train(self.training)
+
+    def _thaw(self, frozen: set[str] | frozenset[str]) -> None:
+        for name, parameter in self.backbone.named_parameters():
+            parameter.requires_grad_(name not in frozen and name not in self._unused)
 
     def train(self, mode: bool = True) -> Classifier:
         super().train(mode)
@@ -153,6 +169,7 @@ def build_model(
     weights: str | os.PathLike | None = None,
     pretrained: bool = False,
     *,
+    head_options: Sequence[str] = (),
     normalisation: str = "auto",
     hidden: int | None = None,
     dropout: float = 0.0,
@@ -163,10 +180,11 @@ def build_model(
 ) -> Classifier:
     """A timm model by name with a head for `num_classes` categories.
 
-    head: "linear", or "mlp": linear, ReLU, dropout, linear.
+    head: "linear"; "mlp": linear, ReLU, dropout, linear; or another of `gpu_logicmix.methods`.
     weights: a file (.safetensors, .pth or .pt) with a state dict of the timm model or of a `Classifier` as made here.
         Its classifier is taken over if it has the size of ours, else left out, as `.messages` then says.
     pretrained: weights from timm's hub.
+    head_options: the head's own, each "NAME=VALUE".
     normalisation: "none": the network sees [0, 1], as in the paper; "backbone": mean and std the backbone was trained
         with; "auto": "backbone" if it comes with weights (what the file says, if it is one of ours), else "none".
     hidden: width of the MLP head's hidden layer; that of the features if None.
@@ -177,42 +195,49 @@ def build_model(
         images or small batches, whose own statistics are poor.
     timm_options: go to `timm.create_model`, e.g. `drop_path_rate`.
     """
-    if head not in HEADS:
-        raise ValueError(f"head={head!r}: must be one of {', '.join(HEADS)}")
     if batch_norm not in ("train", "eval"):
         raise ValueError(f"batch_norm={batch_norm!r}: must be train or eval")
     if normalisation not in NORMALISATIONS:
         raise ValueError(f"normalisation={normalisation!r}: must be one of {', '.join(NORMALISATIONS)}")
-    for option, number in (("num_classes", num_classes), ("hidden", hidden)):
-        if number is not None and number < 1:
-            raise ValueError(f"{option}={number!r}: must be 1 or more")
     if weights is not None and pretrained:
         raise ValueError(f"weights={str(weights)!r} and pretrained=True: choose one")
+    options = _head_options(head, num_classes, head_options, hidden, dropout)
     state = None if weights is None else read_weights(weights)
 
     backbone = _backbone(name, pretrained, image_size, timm_options)
-    width = backbone.head_hidden_size if hasattr(backbone, "head_hidden_size") else backbone.num_features
-    layers: list[nn.Module] = []
-    if head == "mlp":
-        layers = [nn.Linear(width, hidden or width), nn.ReLU()]
-        width = hidden or width
-    if dropout > 0:
-        layers.append(nn.Dropout(dropout))
-    layers.append(nn.Linear(width, num_classes))
-
-    ours = state is not None and "mean" in state and any(key.startswith("backbone.") for key in state)
-    mean = std = None
-    if normalisation == "auto" and ours:
-        if state["mean"].any() or (state["std"] != 1).any():
-            mean, std = state["mean"], state["std"]
-    elif normalisation == "backbone" or (normalisation == "auto" and (pretrained or state is not None)):
-        mean, std = (torch.tensor(backbone.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
-
-    model = Classifier(backbone, nn.Sequential(*layers), mean, std)
+    mean, std = _mean_and_std(backbone, normalisation, pretrained, state)
+    model = Classifier(backbone, HEADS.make(head, options, _width(backbone, head), num_classes), mean, std)
     if state is not None:
-        (_load_ours if ours else _load_timm)(model, state, name, weights)
+        load_weights(model, state, name, weights)
     model.fixed_batch_norm = batch_norm == "eval"
     return model.freeze(freeze) if freeze else model.train()
+
+
+def _head_options(head: str, num_classes: int, options: Sequence[str], hidden: int | None, dropout: float) -> list[str]:
+    """`hidden` and `dropout` among the others, where they are given."""
+    for name, number in (("num_classes", num_classes), ("hidden", hidden)):
+        if number is not None and number < 1:
+            raise ValueError(f"{name}={number!r}: must be 1 or more")
+    known = HEADS.options(head)
+    both = [*options]
+    for name, value in (("hidden", hidden), ("dropout", dropout or None)):
+        if value is not None:
+            if name not in known:
+                raise ValueError(f"{name}={value!r}: head {head} has no such option")
+            both.append(f"{name}={value!r}")
+    return both
+
+
+def _mean_and_std(
+    backbone: nn.Module, normalisation: str, pretrained: bool, state: dict[str, Tensor] | None
+) -> tuple[Tensor | None, Tensor | None]:
+    if normalisation == "auto" and state is not None and is_ours(state):
+        if state["mean"].any() or (state["std"] != 1).any():
+            return state["mean"], state["std"]
+    elif normalisation == "backbone" or (normalisation == "auto" and (pretrained or state is not None)):
+        mean, std = (torch.tensor(backbone.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
+        return mean, std
+    return None, None
 
 
 def _backbone(name: str, pretrained: bool, image_size: int | None, options: dict) -> nn.Module:
@@ -237,106 +262,35 @@ def _backbone(name: str, pretrained: bool, image_size: int | None, options: dict
         ) from error
 
 
-# ------------------------------------------------------------------------------------------------------------- weights
-def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
-    """The state dict in a .safetensors, .pth or .pt file. Nothing in it is executed. Of a training checkpoint, the EMA
-    weights if there are any."""
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"weights={str(path)!r}: no such file")
-    if path.suffix not in (".safetensors", ".pth", ".pt"):
-        raise ValueError(f"weights={str(path)!r}: must be a .safetensors, .pth or .pt file")
-    try:
-        if path.suffix == ".safetensors":
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged pickles raise anything, even IndexError
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"weights={str(path)!r} cannot be read: {reason}") from error
-    for key in ("state_dict_ema", "model_ema", "ema", "state_dict", "model"):
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
-            break
-    tensors = isinstance(state, dict) and {k: v for k, v in state.items() if isinstance(v, Tensor)}
-    if not tensors:
-        raise ValueError(f"weights={str(path)!r} holds no state dict (names and tensors)")
-    return clean_state_dict(tensors)
-
-
-def _load_timm(model: Classifier, state: dict[str, Tensor], name: str, path: str | os.PathLike) -> None:
-    """Weights of a timm model: into the backbone, and its classifier into a linear head of the same size."""
-    names = model.backbone.pretrained_cfg.get("classifier") or ()
-    names = (names,) if isinstance(names, str) else tuple(names)
-
-    # "head.fc" may be all of "head", or share it with a norm that stays: the model without classifier tells.
-    kept = {key.split(".")[0] for key in model.backbone.state_dict()}
-    prefixes = tuple(f"{n if n.split('.')[0] in kept else n.split('.')[0]}." for n in names)
-
-    def split(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        head = {k: v for k, v in state.items() if k.startswith(prefixes)}
-        return head, {k: v for k, v in state.items() if k not in head}
-
-    classifier, body = split(state)
-    if _misfits(model.backbone, body):
-        # Weights as first published, or for another image size: timm may know how to translate them.
-        translate = getattr(sys.modules[type(model.backbone).__module__], "checkpoint_filter_fn", None)
-        if translate is not None:
-            try:
-                classifier, body = split(translate(dict(state), model.backbone))
-            except Exception:  # it was not written for this file: the check below says what does not fit
-                classifier, body = split(state)
-    if misfits := _misfits(model.backbone, body):
-        raise ValueError(f"weights={str(path)!r} do not fit {name}: {misfits}")
-    model.backbone.load_state_dict(body, strict=False)
-
-    weight = classifier.get(f"{names[0]}.weight") if names else None
-    bias = classifier.get(f"{names[0]}.bias") if names else None
-    if weight is None or bias is None:
-        return
-    # One with a second head or a norm of its own (DeiT, LeViT) would not be the same as a linear layer of ours.
-    linear = len(classifier) == 2 and len(model.head) == 1
-    if linear and weight.shape == model.classifier.weight.shape:
-        model.set_classifier(weight, bias)
-    else:
-        _say_left_out(model, path, len(weight))
-
-
-def _load_ours(model: Classifier, state: dict[str, Tensor], name: str, path: str | os.PathLike) -> None:
-    """Weights of a `Classifier`: backbone and head, but for a last layer of another size."""
-    state = {k: v for k, v in state.items() if k not in ("mean", "std")}
-    last = f"head.{len(model.head) - 1}."
-    weight = state.get(f"{last}weight")
-    left_out = weight is not None and weight.ndim == 2 and len(weight) != model.classifier.out_features
-    if left_out:
-        state = {k: v for k, v in state.items() if not k.startswith(last)}
-    optional = (last, "mean", "std") if left_out else ("mean", "std")
-    if misfits := _misfits(model, state, optional):
-        raise ValueError(f"weights={str(path)!r} do not fit {name}: {misfits}")
-    model.load_state_dict(state, strict=False)
-    if left_out:
-        _say_left_out(model, path, len(weight))
-
-
-def _say_left_out(model: Classifier, path: str | os.PathLike, categories: int) -> None:
-    model.messages.append(
-        f"{path}: its classifier for {categories} categories is left out; "
-        f"ours for {model.classifier.out_features} starts from random weights"
+# ---------------------------------------------------------------------------------------------------------- the map
+def feature_map(backbone: nn.Module, images: Tensor) -> Tensor:
+    """What a timm model has before pooling, as [B, D, h, w]: of transformers the patches, without class tokens."""
+    found = backbone.forward_features(images)
+    if found.ndim == 4:
+        return found.permute(0, 3, 1, 2) if getattr(backbone, "output_fmt", "NCHW") == "NHWC" else found
+    if found.ndim == 3:
+        tokens = found[:, getattr(backbone, "num_prefix_tokens", 0) :].transpose(1, 2)
+        n, (height, width) = tokens.shape[2], images.shape[2:]
+        rows = round((n * height / width) ** 0.5)  # patches cover the image, so they are laid out in its proportions
+        if rows and n % rows == 0:
+            return tokens.unflatten(2, (rows, n // rows))
+    raise ValueError(
+        f"{type(backbone).__name__} has features {list(found.shape)} before pooling: not a map a head could take"
     )
 
 
-def _misfits(module: nn.Module, state: dict[str, Tensor], optional: tuple[str, ...] = ()) -> str:
-    """In what a state dict differs from that of the module, in words; empty if in nothing."""
-    wanted = module.state_dict()
-    # Files of before torch 0.4.1 lack the counters of batch norms, which nothing depends on.
-    missing = [
-        k for k in wanted if k not in state and not k.endswith("num_batches_tracked") and not k.startswith(optional)
-    ]
-    surplus = [k for k in state if k not in wanted]
-    other = [
-        f"{k} ({list(v.shape)}, not {list(wanted[k].shape)})"
-        for k, v in state.items()
-        if k in wanted and v.shape != wanted[k].shape
-    ]
-    kinds = ((missing, "missing"), (surplus, "unknown to the model"), (other, "of another shape"))
-    return "; ".join(f"{len(keys)} {what}, first {', '.join(keys[:3])}" for keys, what in kinds if keys)
+def _width(backbone: nn.Module, head: str) -> int:
+    if HEADS.find(head).takes == "map":
+        return backbone.num_features
+    return backbone.head_hidden_size if hasattr(backbone, "head_hidden_size") else backbone.num_features
+
+
+def _behind_the_map(backbone: nn.Module) -> frozenset[str]:
+    """Names of parameters that the map does not depend on, such as a norm after pooling: seen in a backward pass
+    without data."""
+    trial = copy.deepcopy(backbone).to("meta").eval()
+    height, width = backbone.pretrained_cfg["input_size"][1:]
+    if hasattr(backbone, "patch_embed") and getattr(backbone.patch_embed, "img_size", None):
+        height, width = backbone.patch_embed.img_size  # one that was made for another size
+    feature_map(trial, torch.empty(1, 3, height, width, device="meta")).sum().backward()
+    return frozenset(name for name, parameter in trial.named_parameters() if parameter.grad is None)

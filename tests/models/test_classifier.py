@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gpu_logicmix import build_model, mean_average_precision
+from gpu_logicmix.losses.base import Batch, Output
+from gpu_logicmix.methods.base import Head
 
 SMALL = "test_resnet"  # timm's own miniatures: half a million parameters
 FAMILIES = {  # and the number of stages `freeze` sees in each
@@ -55,7 +57,7 @@ def test_features_head_embedding_and_classifier(name, head):
         logits, features, embedding = model(x), model.features(x), model.embed(x)
         assert logits.shape == (2, 7)
         assert features.ndim == 2
-        assert torch.equal(model.head(features), logits)
+        assert torch.equal(model.head(features).logits, logits)
         assert torch.equal(model.classifier(embedding), logits)
         assert model.classifier.weight.shape == (7, 12 if head == "mlp" else features.shape[1])
         weight, bias = model.classifier.weight, model.classifier.bias
@@ -67,16 +69,20 @@ def test_the_mlp_head_is_as_wide_as_the_features_and_not_linear():
     model = build_model(SMALL, 3, "mlp").eval()
     f = torch.randn(5, 96)
     assert model.head[0].weight.shape == (96, 96)
+
+    def head(x):
+        return model.head(x).logits
+
     with torch.no_grad():
-        assert not torch.allclose(model.head(f) + model.head(-f), 2 * model.head(torch.zeros_like(f)), atol=1e-4)
+        assert not torch.allclose(head(f) + head(-f), 2 * head(torch.zeros_like(f)), atol=1e-4)
 
 
 def test_dropout_is_before_the_last_layer_and_off_in_eval():
     model = build_model(SMALL, 3, dropout=0.5)
     f = torch.ones(4, 96)
-    assert not torch.equal(model.head(f), model.head(f))
+    assert not torch.equal(model.head(f).logits, model.head(f).logits)
     model.eval()
-    assert torch.equal(model.head(f), model.head(f))
+    assert torch.equal(model.head(f).logits, model.head(f).logits)
     assert isinstance(model.classifier, nn.Linear)
 
 
@@ -89,6 +95,95 @@ def test_set_classifier():
         torch.testing.assert_close(model(images()), model.embed(images()) @ weight.T + bias)
     with pytest.raises(ValueError, match=r"weight must be \[3, 8\], not \[4, 8\]"):
         model.set_classifier(torch.randn(4, 8), bias)
+
+
+# ------------------------------------------------------------------------------------------------ heads on the map
+class MapHead(Head):
+    """Means of the map through a linear layer: the pooled head of a network that pools by the mean."""
+
+    takes = "map"
+
+    def __init__(self, features: int, categories: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(features, categories), scale
+
+    def forward(self, features, batch=None):
+        return Output(self.scale * self.layer(features.mean((2, 3))), {"map": features})
+
+
+HERE = f"{__name__}:MapHead"
+MAPS = {
+    "test_resnet": (96, 3, 2),
+    "test_efficientnet": (256, 3, 2),
+    "test_convnext": (64, 3, 2),
+    "test_vit": (64, 6, 4),
+    "mobilenetv3_small_050": (288, 3, 2),
+    "deit_tiny_distilled_patch16_224": (192, 6, 4),
+    "swinv2_cr_tiny_ns_224": (768, 3, 2),
+    "swin_s3_tiny_224": (768, 3, 2),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_head_on_the_map_of_any_network(name):
+    size = {} if MAPS[name][1:] == (3, 2) and "swin" not in name else {"img_size": (96, 64)}
+    if "swin" in name:
+        size["window_size"] = 2
+    model = build_model(name, 5, HERE, **size)
+    x = torch.rand(2, 3, 96, 64)
+    assert model.features(x).shape == (2, *MAPS[name])
+    output = model(x, Batch(torch.zeros(2, 5)))
+    assert output.extra["map"].shape == (2, *MAPS[name])
+    assert model(x).shape == (2, 5)
+    # A distributed run stops at a parameter that asks for a gradient and gets none.
+    output.logits.sum().backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    model.freeze(1).freeze(0)
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    assert model.classifier is None
+    with pytest.raises(ValueError, match="MapHead has no last linear layer"):
+        model.embed(x)
+    with pytest.raises(ValueError, match="MapHead has no last linear layer"):
+        model.set_classifier(torch.zeros(5, 3), torch.zeros(5))
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
+def test_the_map_is_what_the_network_pools_laid_out_as_the_image(name):
+    torch.manual_seed(0)
+    model = build_model(name, 5, HERE, **({"img_size": (96, 64)} if name == "test_vit" else {})).eval()
+    x = torch.rand(1, 3, 96, 64)
+    with torch.no_grad():
+        before = model.features(x)
+        if name == "test_resnet":
+            torch.testing.assert_close(before.mean((2, 3)), model.backbone(x))
+        else:
+            tokens = model.backbone.forward_features(x)[:, 1:]  # row by row
+            torch.testing.assert_close(before[0, :, 2, 3], tokens[0, 2 * 4 + 3])
+
+
+def test_head_options_and_what_a_head_does_not_have():
+    torch.manual_seed(0)
+    one = build_model(SMALL, 5, HERE).eval()
+    torch.manual_seed(0)
+    two = build_model(SMALL, 5, HERE, head_options=["scale=2"]).eval()
+    torch.testing.assert_close(2 * one(images()), two(images()))
+    assert build_model(SMALL, 5, "mlp", head_options=["hidden=7"]).classifier.in_features == 7
+    with pytest.raises(ValueError, match=r"dropout=0.5: head .*MapHead has no such option"):
+        build_model(SMALL, 5, HERE, dropout=0.5)
+    with pytest.raises(ValueError, match=r"head='liner': must be one of .* did you mean linear"):
+        build_model(SMALL, 5, "liner")
+
+
+def test_weights_of_a_head_without_a_last_linear_layer(tmp_path):
+    first = build_model(SMALL, 4, HERE, normalisation="none").eval()
+    path = tmp_path / "ours.safetensors"
+    save_file(first.state_dict(), path)
+    again = build_model(SMALL, 4, HERE, weights=path).eval()
+    assert torch.equal(first(images()), again(images()))
+    with pytest.raises(ValueError, match=r"do not fit test_resnet: 2 of another shape, first head.layer"):
+        build_model(SMALL, 5, HERE, weights=path)
+    _, path = timm_file(tmp_path)
+    assert "the head starts from random weights" in build_model(SMALL, 4, HERE, weights=path).messages[0]
 
 
 def test_image_size_of_networks_made_for_one():
@@ -108,7 +203,7 @@ def test_normalisation():
     assert mean.min() > 0
     with torch.no_grad():
         torch.testing.assert_close(own(x), bare((x - mean) / std))
-        torch.testing.assert_close(bare(x), bare.head(bare.backbone(x)))
+        torch.testing.assert_close(bare(x), bare.head(bare.backbone(x)).logits)
         assert not torch.allclose(own(x), bare(x))
 
 
@@ -449,7 +544,7 @@ def test_real_weights_see_what_is_in_real_images(shared):
     assert model.mean.flatten().tolist() == model.std.flatten().tolist() == [0.5, 0.5, 0.5]
     with torch.no_grad():
         features = model.features(batch)
-        logits = model.head(features)[:, list(SHARED_CATEGORIES.values())]
+        logits = model.head(features).logits[:, list(SHARED_CATEGORIES.values())]
     chance = targets.double().mean().item()
     value = mean_average_precision(logits, targets)
     print(f"mAP {value:.3f} on {len(chosen)} images, chance {chance:.3f}")
