@@ -31,7 +31,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_logicmix import randaugment as ours
+from gpu_logicmix.augment import randaugment as ours
+from gpu_logicmix.augment.pixel_ops import resize
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "randaugment.json"
@@ -300,7 +301,7 @@ def picture(path: Path) -> None:
     from torchvision.transforms import InterpolationMode, autoaugment
 
     photo = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)[None]
-    photo = ours.resize(photo, (160, 240))
+    photo = resize(photo, (160, 240))
     space = autoaugment.RandAugment()._augmentation_space(31, (160, 240))
     columns = 7
     plan = ours.AugmentPlan(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64))

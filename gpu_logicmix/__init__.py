@@ -11,7 +11,8 @@ imported when it is first asked for.
 
 from importlib import import_module
 
-from gpu_logicmix.augment.logicmix import GPULogicMix, MixPlan, Mixup, MixupPME, MultiLabelMixup, OrMixup
+from gpu_logicmix.augment.logicmix import GPULogicMix, MixPlan
+from gpu_logicmix.augment.siblings import Mixup, MixupPME, MultiLabelMixup, OrMixup
 from gpu_logicmix.labels import convert_labels, hide_labels, label_counts, logic_or
 
 __version__ = "0.1.0"

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gpu_logicmix.augment.logicmix import GPULogicMix, Mixup, MixupPME, MultiLabelMixup, OrMixup
+from gpu_logicmix.augment.logicmix import GPULogicMix
 from gpu_logicmix.augment.randaugment import RandAugment, RandomHorizontalFlip
+from gpu_logicmix.augment.siblings import Mixup, MixupPME, MultiLabelMixup, OrMixup
 from gpu_logicmix.data import DataError, ImageDataset, cache_dataset, make_loader, open_dataset
 from gpu_logicmix.losses import (
     DecoupledAsymmetricLoss,

@@ -17,7 +17,7 @@ from scipy import stats
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import gpu_logicmix.augment.logicmix
+import gpu_logicmix.augment.apply
 from gpu_logicmix import GPULogicMix, MixPlan, Mixup, MixupPME, MultiLabelMixup, OrMixup, hide_labels, label_counts
 from gpu_logicmix.augment.logicmix import draw_groups
 
@@ -90,7 +90,7 @@ TOLERANCE = {torch.float64: 1e-15, torch.float32: 1e-6, torch.float16: 1e-3, tor
 def way(request, monkeypatch):
     """Both ways of reading a group: its members alone, as on the CPU, or all places, as on a GPU or when compiled."""
     if request.param == "device":
-        monkeypatch.setattr(gpu_logicmix.augment.logicmix, "_sizes_are_at_hand", lambda rows: False)
+        monkeypatch.setattr(gpu_logicmix.augment.apply, "_sizes_are_at_hand", lambda rows: False)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

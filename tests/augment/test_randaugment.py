@@ -18,7 +18,8 @@ from torchvision.transforms.functional import resize as reference_resize
 
 import gpu_logicmix
 from gpu_logicmix.augment import randaugment as module
-from gpu_logicmix.augment.randaugment import OPERATIONS, AugmentPlan, RandAugment, RandomHorizontalFlip, resize
+from gpu_logicmix.augment.pixel_ops import resize
+from gpu_logicmix.augment.randaugment import OPERATIONS, AugmentPlan, RandAugment, RandomHorizontalFlip
 
 GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
 SIGNED = (*GEOMETRIC, "Color", "Contrast", "Brightness", "Sharpness")

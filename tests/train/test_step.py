@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpu_logicmix import GPULogicMix, hide_labels
-from gpu_logicmix.augment.logicmix import OrMixup
+from gpu_logicmix import GPULogicMix, OrMixup, hide_labels
 from gpu_logicmix.data import DataError, open_dataset
 from gpu_logicmix.train.config import Config
 from gpu_logicmix.train.runfolder import RunError

@@ -1,0 +1,106 @@
+"""What all mixes share: checks, draw, apply, and when they are on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gpu_logicmix.augment.apply import mix_images, or_targets
+from gpu_logicmix.augment.plan import MixPlan, draw_groups, filled
+from gpu_logicmix.labels import check_labels, is_unknown
+
+
+class Mix(nn.Module):
+    """What all mixes share: checks, draw, apply. A child says how it draws and what becomes of the labels."""
+
+    alternate = False  # True: on in even epochs only
+
+    def __init__(self, unknown: float = -1, generator: torch.Generator | None = None, validate: bool = False) -> None:
+        super().__init__()
+        if unknown in (0, 1):
+            raise ValueError(f"unknown={unknown}: 0 and 1 mean absent and present; take another number, or NaN")
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator={generator!r}: must be a torch.Generator or None")
+        self.unknown, self.generator, self.validate = unknown, generator, validate
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Call at the start of each epoch, counted from 0."""
+        self.epoch = epoch
+
+    @property
+    def active(self) -> bool:
+        """Whether `forward` mixes anything now: not in `eval()`, nor in odd epochs of a mix that alternates."""
+        return self.training and not (self.alternate and self.epoch % 2)
+
+    def plan(self, batch_size: int, device: torch.device | str | None = None) -> MixPlan:
+        """Draw who is mixed with whom. `device` is where the batch is: the generator's, or torch's default."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: must be at least 1")
+        if device is None and self.generator is not None:
+            device = self.generator.device
+        return self._draw(batch_size, device)
+
+    def forward(self, images: Tensor, targets: Tensor, plan: MixPlan | None = None) -> tuple[Tensor, Tensor]:
+        """Mix a batch: `images` [B, ...] and `targets` [B, C]. New tensors, or the same ones if not `active`."""
+        if not self.active:
+            return images, targets
+        self._check(images, targets, plan)
+        if images.shape[0] == 0:
+            return images, targets
+        # A plan that is given may be made by hand, with anything past the sizes.
+        plan = self.plan(images.shape[0], images.device) if plan is None else filled(plan)
+        return self._mix(images, targets, plan)
+
+    def _draw(self, batch_size: int, device) -> MixPlan:
+        """Two samples of each group, the first with the share that `_share` draws."""
+        index = draw_groups(batch_size, 2, batch_size, device, self.generator)
+        share = self._share(batch_size, device)
+        if batch_size == 1:  # with itself, which half and half leaves as it is
+            index, share = torch.zeros_like(index), torch.full_like(share, 0.5)
+        size = torch.full((batch_size,), min(2, batch_size), device=device)
+        return MixPlan(index, size, size > 1, torch.stack([share, 1 - share], dim=1))
+
+    def _share(self, batch_size: int, device) -> Tensor:
+        raise NotImplementedError
+
+    def _mix(self, images: Tensor, targets: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor]:
+        return mix_images(images, plan), self._mix_targets(targets, plan)
+
+    def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:
+        """Assume unknown labels absent, then OR."""
+        return or_targets(targets.masked_fill(is_unknown(targets, self.unknown), 0), plan, self.unknown)
+
+    def _check(self, images: Tensor, targets: Tensor, plan: MixPlan | None) -> None:
+        """Everything that can be said without asking the device; label values only if `validate`."""
+        for name, value in (("images", images), ("targets", targets)):
+            if not isinstance(value, Tensor):
+                raise TypeError(f"{name} is a {type(value).__name__}: must be a tensor")
+        if not 3 <= images.ndim <= 5:
+            raise ValueError(
+                f"images has shape {tuple(images.shape)}: must be a batch of images [B, C, H, W], features [B, N, D] "
+                "or videos [B, C, T, H, W]"
+            )
+        if not (images.is_floating_point() or images.dtype == torch.uint8):
+            raise TypeError(f"images.dtype={images.dtype}: must be a floating type or uint8")
+        if targets.ndim != 2:
+            raise ValueError(f"targets has shape {tuple(targets.shape)}: must be [batch, categories]")
+        if images.shape[0] != targets.shape[0]:
+            raise ValueError(f"images has {images.shape[0]} samples and targets {targets.shape[0]}: must be as many")
+        if images.device != targets.device:
+            raise ValueError(f"images are on {images.device} and targets on {targets.device}: must be the same device")
+        if self.unknown != self.unknown and not targets.is_floating_point():
+            raise TypeError(f"targets.dtype={targets.dtype} cannot hold unknown=NaN: use a floating type or unknown=-1")
+        if plan is not None and plan.index.shape[0] != images.shape[0]:
+            raise ValueError(
+                f"plan is for {plan.index.shape[0]} samples, images has {images.shape[0]}: must be as many"
+            )
+        if plan is not None and plan.index.device != images.device:
+            raise ValueError(f"plan is on {plan.index.device} and images on {images.device}: must be the same device")
+        if self.validate:
+            check_labels(targets, unknown=self.unknown)
+
+
+def check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value}: must be from 0 to 1")

@@ -1,0 +1,97 @@
+"""What LogicMix is compared with: each mixes every sample with one other. Same call as `GPULogicMix`.
+
+- Mixup: Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018.
+- OrMixup: Wang et al., "A Baseline for Multi-Label Image Classification Using an Ensemble of Deep Convolutional Neural
+  Networks", ICIP 2019.
+- Multi-label Mixup: Gao et al., "Dynamic Mixup for Multi-Label Long-Tailed Food Ingredient Recognition", 2022.
+- Mixup-PME: Dong et al., "Revisiting Vicinal Risk Minimization for Partially Supervised Multi-Label Classification
+  Under Data Scarcity", CVPR workshops 2022.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpu_logicmix.augment.base import Mix, check_share
+from gpu_logicmix.augment.plan import MixPlan
+from gpu_logicmix.labels import is_unknown
+
+
+class Mixup(Mix):
+    """Mixup with unknown labels taken as absent: each sample with another one, shares from Beta(alpha, alpha).
+
+    The labels come back soft: floating types are kept, others become float32. This and the other siblings mix every
+    sample; `unknown`, `generator` and `validate` are as in `GPULogicMix`.
+    """
+
+    def __init__(self, alpha: float = 0.2, *, unknown: float = -1, generator=None, validate: bool = False) -> None:
+        super().__init__(unknown, generator, validate)
+        if not alpha > 0:
+            raise ValueError(f"alpha={alpha}: must be above 0")
+        self.alpha = alpha
+
+    def _share(self, batch_size: int, device) -> Tensor:
+        # Beta as a ratio of Gammas. Gamma(alpha) = Gamma(alpha + 1) * U^(1 / alpha) in logarithms, because for small
+        # alpha both would underflow to 0.
+        gamma = torch._standard_gamma(torch.full((2, batch_size), self.alpha + 1.0, device=device), self.generator)
+        uniform = 1 - torch.rand(2, batch_size, device=device, generator=self.generator)
+        log = gamma.log() + uniform.log() / self.alpha
+        return torch.sigmoid(log[0] - log[1])
+
+    def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:
+        return _soft(targets.masked_fill(is_unknown(targets, self.unknown), 0), plan)
+
+
+class OrMixup(Mix):
+    """Wang et al.: each sample with another one, `lam` of it, labels by OR with unknown taken as absent.
+
+    On in the first epoch, off in the next, and so on: call `set_epoch(epoch)` at the start of each.
+    """
+
+    alternate = True
+
+    def __init__(self, lam: float = 0.5, *, unknown: float = -1, generator=None, validate: bool = False) -> None:
+        super().__init__(unknown, generator, validate)
+        check_share("lam", lam)
+        self.lam = lam
+
+    def _share(self, batch_size: int, device) -> Tensor:
+        return torch.full((batch_size,), self.lam, device=device)
+
+
+class MultiLabelMixup(Mix):
+    """Gao et al.: each sample with another one, share uniform from 0 to 1, labels by OR with unknown as absent."""
+
+    def __init__(self, *, unknown: float = -1, generator=None, validate: bool = False) -> None:
+        super().__init__(unknown, generator, validate)
+
+    def _share(self, batch_size: int, device) -> Tensor:
+        return torch.rand(batch_size, device=device, generator=self.generator)
+
+
+class MixupPME(Mix):
+    """Dong et al.: each sample with another one, share uniform from `alpha` to 1; an unknown label counts 0.5 in the
+    mean, and stays unknown where the sample's own is. The labels come back soft, as from `Mixup`."""
+
+    def __init__(self, alpha: float = 0.75, *, unknown: float = -1, generator=None, validate: bool = False) -> None:
+        super().__init__(unknown, generator, validate)
+        check_share("alpha", alpha)
+        self.alpha = alpha
+
+    def _share(self, batch_size: int, device) -> Tensor:
+        return self.alpha + (1 - self.alpha) * torch.rand(batch_size, device=device, generator=self.generator)
+
+    def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:
+        hidden = is_unknown(targets, self.unknown)
+        return _soft(_floating(targets).masked_fill(hidden, 0.5), plan).masked_fill_(hidden, self.unknown)
+
+
+def _soft(targets: Tensor, plan: MixPlan) -> Tensor:
+    targets = _floating(targets)
+    weight = plan.weight.to(targets.dtype)
+    return weight[:, :1] * targets + weight[:, 1:] * targets[plan.index[:, 1]]
+
+
+def _floating(targets: Tensor) -> Tensor:
+    return targets if targets.is_floating_point() else targets.float()
