@@ -35,7 +35,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from gpu_logicmix import average_precision, category_wise_fine_tune, hide_labels
-from gpu_logicmix.cft.solver import split_known
+from gpu_logicmix.cft.heldout import split_known
 
 EPOCHS, LR, HOLDOUT, SEED = 10, 1e-3, 0.2, 0
 OURS = "ours"

@@ -34,6 +34,7 @@ _LATER = {
     "open_dataset": "data",
     "CurriculumLabels": "curriculum",
     "category_wise_fine_tune": "cft",
+    "CFTOptions": "cft",
     "CFTRecord": "cft",
     "Config": "train.config",
     "fit": "train.engine",

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 
 from gpu_logicmix.labels import check_labels
 
-SELECTIONS = ("score", "top", "top-per-category")
+SELECTIONS = ("score", "positive-score", "top", "top-per-category")
+_FOR_GOOD = 2  # in the table: marked present by `mark_positive`; `lookup` gives 1
 _UNSEEN = -math.inf  # as a logit: below every real one, so that the largest over all ranks is the one that was seen
 
 
@@ -54,16 +55,20 @@ class CurriculumLabels(nn.Module):
 
     targets: [N, C] labels of the training set, numpy or torch: 1 present, 0 absent, -1 unknown. They never change.
     theta_pos, theta_neg: with select="score", an unknown label becomes 1 where the logit is above `theta_pos`, 0 where
-        it is below `theta_neg`. COCO: 2 and -2; VG-200: 2 and -1; VOC 2007: 2.5 and -1.
-    select: "score", or "top": the `fraction` of all unknown labels whose logits are farthest from 0 get the sign's
-        label; or "top-per-category": that fraction of the unknown labels of each category. The last two know what to
-        take only when all logits are there: `end_update` selects, and until then the table has the known labels alone.
+        it is below `theta_neg`. The paper has 2 and -2 for COCO, 2 and -1 for VG-200, 2.5 and -1 for VOC 2007, after
+        every epoch; the code that its authors released later has 4 and -4, from the 20th epoch on.
+    select: "score"; "positive-score": by `theta_pos` alone, no label becomes 0; "top": the `fraction` of all unknown
+        labels whose logits are farthest from 0 get the sign's label; "top-per-category": that fraction of the unknown
+        labels of each category. The last two know what to take only when all logits are there: `end_update` selects,
+        and until then the table has the known labels alone.
     fraction: for "top" and "top-per-category", from 0 to 1; counts are rounded down.
     full: [N, C] true labels where they are known (a simulation; -1 where not), for `counts` alone.
 
     A sample may be updated more than once: its last logits count, within one call as well as over several. NaN is never
     a pseudo-label. The buffers `known` and `table` make up the `state_dict`; loading one that belongs to other known
     labels is an error.
+
+    `mark_positive` is for methods that correct labels for good (LL-Cp): its marks survive all updates.
     """
 
     def __init__(
@@ -77,7 +82,7 @@ class CurriculumLabels(nn.Module):
         full: Tensor | np.ndarray | None = None,
     ) -> None:
         super().__init__()
-        if not theta_neg <= theta_pos:  # also says no to NaN
+        if not theta_neg <= theta_pos:  # also rejects NaN
             raise ValueError(f"theta_neg={theta_neg}, theta_pos={theta_pos}: theta_neg must not be above theta_pos")
         if select not in SELECTIONS:
             raise ValueError(f"select={select!r}: the selections are {', '.join(SELECTIONS)}")
@@ -88,7 +93,9 @@ class CurriculumLabels(nn.Module):
         self.register_buffer("known", known)
         self.register_buffer("table", known.clone())
         self.register_buffer("full", None, persistent=False)
-        self.register_buffer("logits", None, persistent=False)
+        # Not made at the first update, which may be under inference_mode: it could not be written to afterwards.
+        ranked = torch.full(known.shape, _UNSEEN, device=known.device) if select.startswith("top") else None
+        self.register_buffer("logits", ranked, persistent=False)
         if full is not None:
             full = _as_labels("full", full).to(known.device)
             if full.shape != known.shape:
@@ -97,19 +104,27 @@ class CurriculumLabels(nn.Module):
         self.register_load_state_dict_pre_hook(_check_same_known)
 
     def extra_repr(self) -> str:
-        rule = f"{self.theta_pos}, {self.theta_neg}" if self.select == "score" else f"fraction={self.fraction}"
+        rules = {"score": f"{self.theta_pos}, {self.theta_neg}", "positive-score": f"{self.theta_pos}"}
+        rule = rules.get(self.select, f"fraction={self.fraction}")
         return f"{len(self.known)} samples, {self.known.shape[1]} categories, select={self.select!r}, {rule}"
 
     def lookup(self, index: Tensor) -> Tensor:
         """int8 labels [B, C] of the samples `index` [B]: known ones, pseudo-labels, and -1 for those still unknown."""
-        return self.table.index_select(0, index.to(self.table.device, non_blocking=True))
+        return self.table.index_select(0, index.to(self.table.device, non_blocking=True)).clamp_(max=1)
+
+    @torch.no_grad()
+    def mark_positive(self, index: Tensor, where: Tensor) -> None:
+        """Make labels of the samples `index` [B] present for good, those that are True in `where` [B, C]. Known labels
+        stay as they are. With several ranks, `synchronize` (or `end_update`) puts their marks together."""
+        index = index.to(self.table.device, non_blocking=True)
+        where = where & (self.known.index_select(0, index) == -1)
+        marks = where.to(torch.int8).mul_(_FOR_GOOD + 1).sub_(1)  # 2 or -1, below which no label lies
+        self.table.scatter_reduce_(0, index[:, None].expand_as(marks), marks, "amax")
 
     def begin_update(self) -> None:
-        """Forget all pseudo-labels: none survives an update that does not confirm it."""
-        self.table.copy_(self.known)
-        if self.select != "score":
-            if self.logits is None:
-                self.logits = torch.empty(self.known.shape, device=self.known.device)
+        """Forget all pseudo-labels: none survives an update that does not confirm it. Marks stay."""
+        self.table.copy_(self._with_marks(self.table, self.known))
+        if self.logits is not None:
             self.logits.fill_(_UNSEEN)
 
     @torch.no_grad()
@@ -127,10 +142,9 @@ class CurriculumLabels(nn.Module):
         place = torch.arange(len(index), device=device)
         last = torch.zeros(len(self.known), dtype=place.dtype, device=device)
         logits = logits.index_select(0, last.scatter_reduce_(0, index, place, "amax").index_select(0, index))
-        if self.select == "score":
-            self.table.index_copy_(0, index, self._by_score(self.known.index_select(0, index), logits))
-        elif self.logits is None:
-            raise RuntimeError(f"select={self.select!r}: call begin_update() before the first update()")
+        if self.logits is None:
+            found = self._by_score(self.known.index_select(0, index), logits)
+            self.table.index_copy_(0, index, self._with_marks(self.table.index_select(0, index), found))
         else:
             most = torch.finfo(torch.float32).max
             seen = logits.clamp(-most, most).float()  # an infinite logit is very sure, not unseen
@@ -138,26 +152,32 @@ class CurriculumLabels(nn.Module):
 
     @torch.no_grad()
     def end_update(self, group: dist.ProcessGroup | None = None) -> None:
-        """Select (where `select` is not "score"), and give all ranks of `group` the same table.
+        """Select (where `select` is "top" or "top-per-category"), and give all ranks of `group` the same table.
 
         Every rank calls it after updating its share of the samples; one process needs it for "top" alone. A sample that
         several ranks have updated, as when a sampler pads its shares, gets the largest of what they found: their
         logits are those of one model on one image.
         """
-        together = dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
-        if self.select == "score":
-            if together:  # unknown (-1) is below both pseudo-labels; where a label is known all ranks hold the same
-                dist.all_reduce(self.table, dist.ReduceOp.MAX, group=group)
-            return
-        if self.logits is None:
-            raise RuntimeError(f"select={self.select!r}: call begin_update() and update() before end_update()")
-        if together:
-            dist.all_reduce(self.logits, dist.ReduceOp.MAX, group=group)
-        self.table.copy_(self._by_rank(self.known, self.logits))
+        self.synchronize(group)
+        if self.logits is not None:
+            if _several(group):
+                dist.all_reduce(self.logits, dist.ReduceOp.MAX, group=group)
+            self.table.copy_(self._with_marks(self.table, self._by_rank(self.known, self.logits)))
+
+    def synchronize(self, group: dist.ProcessGroup | None = None) -> None:
+        """Give all ranks of `group` what any of them has found or marked."""
+        if _several(group):  # unknown (-1) is below both pseudo-labels; where a label is known all ranks hold the same
+            dist.all_reduce(self.table, dist.ReduceOp.MAX, group=group)
+
+    @staticmethod
+    def _with_marks(table: Tensor, labels: Tensor) -> Tensor:
+        return torch.where(table == _FOR_GOOD, table, labels)
 
     def _by_score(self, known: Tensor, logits: Tensor) -> Tensor:
         # NaN is neither above nor below anything and stays unknown.
         above, below = logits > self.theta_pos, logits < self.theta_neg
+        if self.select == "positive-score":
+            below = torch.zeros_like(above)
         pseudo = above.to(torch.int8).masked_fill_(~(above | below), -1)
         return torch.where(known == -1, pseudo, known)
 
@@ -177,7 +197,7 @@ class CurriculumLabels(nn.Module):
     def counts(self) -> PseudoLabelCounts:
         """How many pseudo-labels there are and, given the full labels, how good. Waits for the device."""
         hidden = self.known == -1
-        positive, negative = hidden & (self.table == 1), hidden & (self.table == 0)
+        positive, negative = hidden & (self.table >= 1), hidden & (self.table == 0)
         unknown = hidden & (self.table == -1)
         sums = [positive.sum(), negative.sum(), unknown.sum()]
         if self.full is None:
@@ -198,6 +218,10 @@ class CurriculumLabels(nn.Module):
         )
 
 
+def _several(group: dist.ProcessGroup | None) -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+
+
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else math.nan
 
@@ -208,8 +232,11 @@ def _as_labels(name: str, labels: Tensor | np.ndarray) -> Tensor:
         raise TypeError(f"{name} is a {type(labels).__name__}: must be a tensor or a numpy array")
     if labels.ndim != 2:
         raise ValueError(f"{name} has shape {tuple(labels.shape)}: must be [samples, categories]")
+    labels = torch.as_tensor(labels)
+    if labels.is_floating_point():
+        labels = labels.nan_to_num(nan=-1)
     check_labels(labels)
-    return torch.as_tensor(labels).to(torch.int8, copy=True).contiguous()
+    return labels.to(torch.int8, copy=True).contiguous()
 
 
 def _check_same_known(module: CurriculumLabels, state: dict, prefix: str, *_) -> None:

@@ -45,8 +45,11 @@ def average_precision(scores: Tensor, targets: Tensor, unknown: float = -1) -> T
 def _average_precision(scores: Tensor, targets: Tensor, unknown: float) -> Tensor:
     """The same for checked [C, N]."""
     scores, order = scores.contiguous().sort(dim=1, descending=True)
-    positive = (targets == 1).gather(1, order)
-    known = (~is_unknown(targets, unknown)).gather(1, order)
+    return area_under_sorted(scores, (targets == 1).gather(1, order), (~is_unknown(targets, unknown)).gather(1, order))
+
+
+def area_under_sorted(scores: Tensor, positive: Tensor, known: Tensor) -> Tensor:
+    """AP [C] of scores [C, N] that fall along each row, with bool masks of the known positive and the known labels."""
     true, seen = positive.cumsum(1), known.cumsum(1)
     # A threshold lies below the last of equal scores. There, all samples so far are the predicted ones.
     last = torch.ones_like(known)

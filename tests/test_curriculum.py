@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from gpu_logicmix import CurriculumLabels, hide_labels
+from gpu_logicmix.curriculum import SELECTIONS
 
 NAN, INF = float("nan"), float("inf")
 above = np.nextafter(np.float32(2.5), np.float32(9)).item()
@@ -88,6 +89,60 @@ def test_score_is_the_oracle_over_several_epochs(case):
         assert as_dict(curriculum.table) == score_oracle(known, calls, 2.5, -1)
         everyone = torch.arange(len(labels)).flip(0).repeat(2)
         assert torch.equal(curriculum.lookup(everyone), curriculum.table[everyone])
+
+
+@settings(max_examples=50, deadline=None)
+@given(updates())
+def test_positive_score_never_says_absent(case):
+    labels, epochs = case
+    curriculum = CurriculumLabels(labels, theta_pos=2.5, theta_neg=-1, select="positive-score")
+    for calls in epochs:
+        run(curriculum, calls)
+        wanted = score_oracle(as_dict(labels), calls, 2.5, -INF)
+        assert as_dict(curriculum.table) == wanted
+
+
+@settings(max_examples=200, deadline=None)
+@given(updates(), st.sampled_from(SELECTIONS), st.data())
+def test_marks_stay_and_known_labels_too(case, select, data):
+    """Updates, marks and reloads in any order: what was marked and not known is present in every later lookup."""
+    labels, epochs = case
+    known, marked = as_dict(labels), set()
+    curriculum = CurriculumLabels(labels, theta_pos=2.5, theta_neg=-1, select=select)
+    plain = CurriculumLabels(labels, theta_pos=2.5, theta_neg=-1, select=select)
+    everyone = torch.arange(len(labels))
+    for calls in epochs:
+        cells = data.draw(st.sets(st.sampled_from(sorted(known)), max_size=4))
+        where = torch.zeros(labels.shape, dtype=torch.bool)
+        for cell in cells:
+            where[cell] = True
+        twice = torch.cat([everyone, everyone])  # a sample that is in a batch twice: either mark counts
+        curriculum.mark_positive(twice, torch.cat([where, torch.zeros_like(where)]))
+        marked |= {cell for cell in cells if known[cell] == -1}
+        run(curriculum, calls)
+        run(plain, calls)
+        expected = as_dict(plain.lookup(everyone)) | dict.fromkeys(marked, 1)
+        assert as_dict(curriculum.lookup(everyone)) == expected
+        state = curriculum.state_dict()
+        curriculum = CurriculumLabels(labels, theta_pos=2.5, theta_neg=-1, select=select)
+        curriculum.load_state_dict(state)
+        assert curriculum.counts().positives == sum(known[c] == -1 and expected[c] == 1 for c in known)
+
+
+@pytest.mark.parametrize("select", SELECTIONS)
+def test_first_use_under_inference_mode(select):
+    curriculum = CurriculumLabels(torch.full((3, 2), -1), select=select, fraction=1.0)
+    with torch.inference_mode():
+        run(curriculum, [([0, 1, 2], [[5.0, 5.0]] * 3)])
+    run(curriculum, [([0, 1, 2], [[5.0, 5.0]] * 3)])
+    assert (curriculum.table == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_nan_is_unknown(dtype):
+    labels = np.array([[NAN, 1, 0], [-1, NAN, NAN]], dtype=dtype)
+    for each in (labels, torch.from_numpy(labels)):
+        assert CurriculumLabels(each, full=each).known.tolist() == [[-1, 1, 0], [-1, -1, -1]]
 
 
 @settings(max_examples=200, deadline=None)
@@ -199,13 +254,14 @@ def test_state_dict_of_other_known_labels_is_refused():
 
 
 # --------------------------------------------------------------------------------------------------------------- device
-@pytest.mark.parametrize("select", ["score", "top", "top-per-category"])
+@pytest.mark.parametrize("select", SELECTIONS)
 def test_no_wait_for_the_device(select):
     curriculum = CurriculumLabels(torch.full((40, 5), -1), select=select)
     with FakeTensorMode(allow_non_fake_inputs=True):
         curriculum.to("cuda")
         on_cpu, on_cuda = torch.randint(40, (8,)), torch.randint(40, (8,), device="cuda")
         curriculum.begin_update()
+        curriculum.mark_positive(on_cpu, torch.zeros(8, 5, device="cuda", dtype=torch.bool))
         for index in (on_cpu, on_cuda):
             curriculum.update(index, torch.randn(8, 5, device="cuda", dtype=torch.bfloat16))
         curriculum.end_update()
@@ -214,15 +270,22 @@ def test_no_wait_for_the_device(select):
             curriculum.counts()
 
 
+def some_marks(index: torch.Tensor, epoch: int) -> torch.Tensor:
+    """Labels that are marked in an epoch, of 4 categories."""
+    return (index[:, None] * 4 + torch.arange(4)) % 11 == epoch
+
+
 def one_rank(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     targets, epochs = torch.load(f"{folder}/case.pt")
-    for select in ("score", "top", "top-per-category"):
+    for select in SELECTIONS:
         curriculum = CurriculumLabels(targets, select=select)
         tables = []
-        for logits in epochs:
+        for epoch, logits in enumerate(epochs):
+            mine = torch.arange(len(targets))[rank::world]
+            curriculum.mark_positive(mine, some_marks(mine, epoch))
             curriculum.begin_update()
-            for index in torch.arange(len(targets))[rank::world].split(3):
+            for index in mine.split(3):
                 curriculum.update(index, logits[index])
             curriculum.end_update()
             tables.append(curriculum.table.clone())
@@ -238,10 +301,11 @@ def test_two_processes_make_the_table_of_one(tmp_path):
     epochs[2][3, :2] = torch.tensor([INF, -INF])
     torch.save((targets, epochs), tmp_path / "case.pt")
     mp.spawn(one_rank, (2, str(tmp_path)), nprocs=2)
-    for select in ("score", "top", "top-per-category"):
+    for select in SELECTIONS:
         alone = CurriculumLabels(targets, select=select)
         first, second = (torch.load(tmp_path / f"{select}-{rank}.pt") for rank in range(2))
         for epoch, logits in enumerate(epochs):
+            alone.mark_positive(torch.arange(23), some_marks(torch.arange(23), epoch))
             alone.begin_update()
             alone.update(torch.arange(23), logits)
             alone.end_update()
@@ -259,7 +323,11 @@ def test_two_processes_make_the_table_of_one(tmp_path):
         ({"targets": [[0]]}, TypeError, "targets is a list"),
         ({"targets": torch.zeros(1, 1), "theta_pos": -3.0}, ValueError, "theta_neg must not be above theta_pos"),
         ({"targets": torch.zeros(1, 1), "theta_pos": NAN}, ValueError, "theta_neg must not be above theta_pos"),
-        ({"targets": torch.zeros(1, 1), "select": "best"}, ValueError, "'best': the selections are score, top"),
+        (
+            {"targets": torch.zeros(1, 1), "select": "best"},
+            ValueError,
+            "the selections are score, positive-score, top",
+        ),
         ({"targets": torch.zeros(1, 1), "fraction": 1.5}, ValueError, "fraction=1.5: must be from 0 to 1"),
         ({"targets": torch.zeros(1, 1), "full": torch.zeros(1, 2)}, ValueError, r"full has shape \(1, 2\)"),
     ],
@@ -273,9 +341,6 @@ def test_update_refuses_what_does_not_fit():
     curriculum = CurriculumLabels(torch.full((4, 2), -1), select="top")
     with pytest.raises(ValueError, match=r"logits has shape \(3, 2\): must be \[2, 2\]"):
         curriculum.update(torch.tensor([0, 1]), torch.zeros(3, 2))
-    with pytest.raises(RuntimeError, match=r"call begin_update\(\)"):
-        curriculum.update(torch.tensor([0]), torch.zeros(1, 2))
-    curriculum.begin_update()
     for index in ([-1], [4]):
         with pytest.raises((IndexError, RuntimeError)):
             curriculum.update(torch.tensor(index), torch.zeros(1, 2))

@@ -1,5 +1,6 @@
 """Category-wise fine-tuning."""
 
-from gpu_logicmix.cft.solver import CFTRecord, category_wise_fine_tune
+from gpu_logicmix.cft.api import CFTRecord, category_wise_fine_tune
+from gpu_logicmix.cft.options import CFTOptions
 
-__all__ = ["CFTRecord", "category_wise_fine_tune"]
+__all__ = ["CFTOptions", "CFTRecord", "category_wise_fine_tune"]

@@ -29,7 +29,7 @@ else:
 
 MIXES = ("logicmix", "mixup", "ormixup", "mlmixup", "mixup-pme", "none")
 LOSSES = ("asl", "bce", "focal", "dp-asl")
-SELECTIONS = ("score", "top", "top-per-category")
+SELECTIONS = ("score", "positive-score", "top", "top-per-category")
 
 # The rest of each is the default.
 PRESETS: dict[str, dict[str, Any]] = {

@@ -12,16 +12,17 @@ from sklearn.metrics import average_precision_score
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpu_logicmix import CFTRecord, PartialAsymmetricLoss, category_wise_fine_tune, hide_labels
+from gpu_logicmix.cft import CFTOptions
+from gpu_logicmix.cft.heldout import Judge, resampled_ap, split_known
 from gpu_logicmix.cft.solver import (
+    Adam,
+    Batch,
+    Known,
     _adam_step,
-    _Batch,
     _batches,
     _gradients,
-    _Judge,
-    _Known,
     _sparse_gradients,
     asymmetric_gradient,
-    split_known,
 )
 
 FEW, NO_POSITIVE, NO_NEGATIVE = 4, 5, 6  # categories of `problem` that cannot be fitted
@@ -45,8 +46,8 @@ def problem(seed=0, samples=300, dtype=torch.float64):
 @pytest.fixture(params=["all labels in the product", "unknown labels left out"])
 def product(request, monkeypatch):
     """Both ways, whatever the share of known labels; the second with several pieces of the features."""
-    monkeypatch.setattr("gpu_logicmix.cft.solver._SPARSE", 2 if request.param == "unknown labels left out" else 0)
-    monkeypatch.setattr("gpu_logicmix.cft.solver._PIECE_CPU", 50 * 12 * 8)
+    monkeypatch.setattr("gpu_logicmix.cft.products.SPARSE", 2 if request.param == "unknown labels left out" else 0)
+    monkeypatch.setattr("gpu_logicmix.cft.products.PIECE_CPU", 50 * 12 * 8)
 
 
 # -------------------------------------------------------------------------------------------------------------- oracles
@@ -206,7 +207,7 @@ def test_batches_cut_each_category_by_itself(data):
                 assert count[g] == len(found[category][-1])
         assert found == {category: wanted[category] for category in group}
         found = {category: [] for category in group}
-        for batch in _Known(torch.zeros(n, 3), labels[:, group]).batches(*given):
+        for batch in Known(torch.zeros(n, 3), labels[:, group]).batches(*given):
             start, heads = batch.pattern.crow_indices().tolist(), batch.pattern.col_indices().tolist()
             values = {category: {} for category in group}
             for i in range(n):
@@ -254,7 +255,7 @@ def test_features_read_in_pieces(batch_size, monkeypatch):
     features, targets, weight, bias, full = problem()
     options = {"epochs": 4, "lr": 0.02, "batch_size": batch_size, "evaluation": (features, full)}
     wanted = category_wise_fine_tune(features, targets, weight, bias, **options)
-    monkeypatch.setattr("gpu_logicmix.cft.solver._PIECE_CPU", 5 * 12 * 8)
+    monkeypatch.setattr("gpu_logicmix.cft.products.PIECE_CPU", 5 * 12 * 8)
     found = category_wise_fine_tune(features, targets, weight, bias, **options)
     torch.testing.assert_close(found[:2], wanted[:2], rtol=0, atol=1e-10)
     torch.testing.assert_close(found[2].evaluation_after, wanted[2].evaluation_after, rtol=0, atol=1e-12)
@@ -266,12 +267,12 @@ def test_leaving_out_unknown_labels_is_a_shorter_way_to_the_same(known, rows_in_
     features, _, weight, bias, full = problem()
     labels, order, loss = hide_labels(full, known), torch.randperm(300), (4.0, 0.0, 0.05)
     labels[:, 3] = -1  # a head without labels
-    monkeypatch.setattr("gpu_logicmix.cft.solver._PIECE_CPU", rows_in_a_piece * 12 * 8)
-    table = _Batch((labels != -1).sum(0), torch.arange(300), labels)
-    pairs = [(table, _Known(features, labels).everything())]
+    monkeypatch.setattr("gpu_logicmix.cft.products.PIECE_CPU", rows_in_a_piece * 12 * 8)
+    table = Batch((labels != -1).sum(0), torch.arange(300), labels)
+    pairs = [(table, Known(features, labels).everything())]
     steps = -(-int(table.size[0]) // 4)
     one = labels[:, :1]
-    pairs += zip(_batches(one, order, 4, steps), _Known(features, one).batches(order, 4, steps), strict=True)
+    pairs += zip(_batches(one, order, 4, steps), Known(features, one).batches(order, 4, steps), strict=True)
     for table, listed in pairs:
         assert torch.equal(table.size, listed.size)
         heads = (weight[: len(table.size)], bias[: len(table.size), None])
@@ -281,8 +282,8 @@ def test_leaving_out_unknown_labels_is_a_shorter_way_to_the_same(known, rows_in_
     assert sum(_gradients(features, pairs[0][0], weight, bias[:, None], loss)[0].abs().max(1).values > 0) == 8
     scores = []
     for share in (0, 2):
-        monkeypatch.setattr("gpu_logicmix.cft.solver._SPARSE", share)
-        judge = _Judge(features, labels.t(), weight)
+        monkeypatch.setattr("gpu_logicmix.cft.products.SPARSE", share)
+        judge = Judge(features, labels.t(), weight)
         assert (judge.pattern is None) == (share == 0)
         scores.append(judge(weight, bias[:, None]))
     torch.testing.assert_close(*scores, rtol=0, atol=1e-12, equal_nan=True)
@@ -303,7 +304,7 @@ def test_few_known_labels_are_fitted_without_the_unknown_ones(batch_size, monkey
         again = category_wise_fine_tune(other, labels, weight, bias, **given)
         assert not used
         torch.testing.assert_close(again[:2], found[:2], rtol=0, atol=1e-5)
-    monkeypatch.setattr("gpu_logicmix.cft.solver._SPARSE", 0)
+    monkeypatch.setattr("gpu_logicmix.cft.products.SPARSE", 0)
     wanted = category_wise_fine_tune(features, labels, weight, bias, **given)
     assert not used
     torch.testing.assert_close(found[:2], wanted[:2], rtol=0, atol=1e-12)
@@ -314,7 +315,7 @@ def test_the_arithmetic_stays_on_the_device():
     with FakeTensorMode():
         weight, bias = torch.zeros(5, 8, device="cuda"), torch.zeros(5, 1, device="cuda")
         labels = torch.zeros(30, 5, dtype=torch.int8, device="cuda")
-        batch = _Batch(torch.full((5,), 30, device="cuda"), torch.arange(30), labels)
+        batch = Batch(torch.full((5,), 30, device="cuda"), torch.arange(30), labels)
         for features in (torch.zeros(40, 8, device="cuda"), torch.zeros(40, 8, dtype=torch.float16)):
             gradients = _gradients(features, batch, weight, bias, (4.0, 0.0, 0.05))
             assert [(g.device.type, g.shape) for g in gradients] == [("cuda", weight.shape), ("cuda", bias.shape)]
@@ -443,10 +444,137 @@ def test_the_evaluation_set_has_no_say():
 
 def test_an_epoch_that_overflows_is_not_chosen():
     features, targets, weight, bias, _ = problem()
-    features[7] = math.inf  # and with it every gradient
-    new_weight, _, record = category_wise_fine_tune(features, targets, weight, bias, epochs=3)
+    new_weight, _, record = category_wise_fine_tune(features, targets, weight, bias, epochs=3, lr=1e308)
     assert torch.equal(new_weight, weight)
     assert not record.changed
+
+
+@pytest.mark.parametrize("method", ["adam", "ga"])
+def test_a_non_finite_row_is_ignored_and_counted(method, product):
+    features, targets, weight, bias, full = problem()
+    options = {"epochs": 5, "lr": 0.02, "method": method, "mutation": 0.05}
+    targets[[7, 30]] = -1
+    plain = category_wise_fine_tune(features, targets, weight, bias, evaluation=(features, targets), **options)
+    assert plain[2].changed
+    assert plain[2].summary()["rows_left_out"] == 0
+    broken, labels = features.clone(), targets.clone()
+    broken[7, 3], broken[30] = math.inf, math.nan
+    labels[[7, 30]] = full[[7, 30]]
+    with pytest.warns(UserWarning, match="2 of 300 rows of features are non-finite: they are ignored"):
+        found = category_wise_fine_tune(broken, labels, weight, bias, evaluation=(broken, labels), **options)
+    assert torch.equal(found[0], plain[0])
+    assert torch.equal(found[1], plain[1])
+    assert (found[2].rows_left_out, found[2].evaluation_rows_left_out) == (2, 2)
+    torch.testing.assert_close(found[2].evaluation_after, plain[2].evaluation_after, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_heads_are_fitted_in_float32(dtype):
+    features, targets, weight, bias, _ = problem(dtype=torch.float32)
+    weight, bias = weight.to(dtype), bias.to(dtype)
+    options = {"epochs": 30, "lr": 0.02, "patience": None}
+    new_weight, new_bias, record = category_wise_fine_tune(features, targets, weight, bias, **options)
+    wanted, _, exact = category_wise_fine_tune(features, targets, weight.float(), bias.float(), **options)
+    assert new_weight.dtype == new_bias.dtype == dtype
+    assert len(record.changed) > 3
+    torch.testing.assert_close(new_weight[record.changed].float(), wanted[record.changed], rtol=0.01, atol=1e-3)
+    logits = features @ new_weight.t().float() + new_bias.float()
+    held = targets.masked_fill(~record.held_out, -1)
+    for c in set(range(9)) - set(record.skipped):  # the record is of the heads as they are returned
+        assert record.ap_after[c].item() == pytest.approx(ap_oracle(logits[:, c], held[:, c]), abs=1e-12)
+        assert record.ap_after[c] >= record.ap_before[c]
+        assert (c in record.changed) == (record.ap_after[c] > record.ap_before[c])
+    torch.testing.assert_close(record.history, exact.history, equal_nan=True)
+
+
+def test_nan_labels_are_unknown():
+    features, targets, weight, bias, _ = problem()
+    wanted = category_wise_fine_tune(features, targets, weight, bias, epochs=3, lr=0.01)
+    with_nan = targets.float().masked_fill(targets == -1, math.nan)
+    found = category_wise_fine_tune(
+        features, with_nan, weight, bias, epochs=3, lr=0.01, evaluation=(features, with_nan)
+    )
+    assert torch.equal(found[0], wanted[0])
+    assert found[2].evaluation_before.isfinite().sum() == 8
+
+
+# ----------------------------------------------------------------------------------------------------------------- gain
+def drawn_ap(logits, labels, draws):
+    """scikit-learn on the samples as often as they are drawn."""
+    repeated = [(z, y) for z, y, n in zip(logits, labels, draws, strict=True) for _ in range(n) if y != -1]
+    if not any(y == 1 for _, y in repeated):
+        return math.nan
+    return average_precision_score([y for _, y in repeated], [z for z, _ in repeated])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_bootstrap_is_ap_on_the_drawn_samples(data):
+    n, r = data.draw(st.integers(1, 8)), 3
+    cells = [st.sampled_from(values) for values in ([-1.0, 0.0, 0.0, 1.0, 2.0], [-1, 0, 1], [0, 1, 2])]
+    logits, labels, *draws = ([data.draw(cell) for _ in range(n)] for cell in (*cells[:2], *[cells[2]] * r))
+    found = resampled_ap(
+        torch.tensor([logits]), torch.tensor([labels]), torch.arange(n)[None], torch.tensor(draws, dtype=torch.uint8)
+    )
+    wanted = [[drawn_ap(logits, labels, each)] for each in draws]
+    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6, equal_nan=True)
+
+
+def test_gain_is_that_on_labels_that_did_not_choose():
+    """Slowly: for either half of the held-out labels, the best epoch by it, and the gain in AP on the other half."""
+    features, targets, weight, bias, _ = problem(samples=1000)
+    epochs = 8
+    options = {"lr": 0.03, "patience": None}
+    record = category_wise_fine_tune(features, targets, weight, bias, epochs=epochs, **options)[2]
+    fit, held, _ = split_known(targets.t().contiguous(), 0.2, 5, torch.Generator().manual_seed(0))
+    heads = [weight.clone(), bias.clone()[:, None]]
+    adam = Adam(features, fit, heads, CFTOptions(epochs=epochs, **options), torch.Generator())
+    states = [[tensor.clone() for tensor in heads]]
+    for _ in range(epochs):
+        adam.epoch(torch.tensor([c for c in range(9) if c not in record.skipped]))
+        states.append([tensor.clone() for tensor in heads])
+    gains = []
+    for c in set(range(9)) - set(record.skipped):
+        halves = [torch.full((1000,), -1), torch.full((1000,), -1)]
+        for value in (0, 1):
+            for k, i in enumerate((held[c] == value).nonzero()[:, 0].tolist()):
+                halves[k % 2][i] = value
+        logits = [features @ w[c] + b[c] for w, b in states]
+        ap = [[ap_oracle(z, half) for z in logits] for half in halves]
+        best = [max(range(epochs + 1), key=lambda e, values=values: round(values[e], 12)) for values in ap]
+        gains.append(np.mean([ap[1 - k][best[k]] - ap[1 - k][0] for k in (0, 1)]))
+    assert record.gain == pytest.approx(np.mean(gains), abs=1e-6)
+    assert record.gain_interval[0] < record.gain < record.gain_interval[1]
+    assert record.gain < (record.ap_after - record.ap_before).nanmean()  # that one chose its own best epoch
+    assert record.summary()["gain"] == record.gain
+
+
+def test_heads_are_kept_only_if_the_gain_is_beyond_its_noise():
+    features, targets, weight, bias, _ = problem(samples=2000)
+    bent = category_wise_fine_tune(features, targets, weight, bias, epochs=60, lr=0.02, patience=None)[2]
+    assert bent.kept == bent.summary()["kept"] == "cft"
+    assert bent.gain_interval[0] > 0
+    # Labels that have nothing to do with the features: the best epoch by 20 labels is better on these alone.
+    noise = torch.randint(0, 2, (100, 9), generator=torch.Generator().manual_seed(1))
+    luck = category_wise_fine_tune(features[:100], noise, weight, bias, epochs=30, lr=0.05, patience=None)[2]
+    assert luck.changed
+    assert (luck.ap_after - luck.ap_before).nanmean() > 0.02
+    assert luck.kept == "model"
+
+
+def test_kept_without_anything_to_judge_by():
+    features, targets, weight, bias, _ = problem()
+    record = category_wise_fine_tune(features, targets, weight, bias, epochs=0)[2]
+    assert (record.kept, math.isnan(record.gain)) == ("model", True)
+
+
+def test_options_as_one_object():
+    features, targets, weight, bias, _ = problem()
+    by_name = category_wise_fine_tune(features, targets, weight, bias, epochs=3, lr=0.01)[0]
+    options = CFTOptions(epochs=9, lr=0.01)
+    assert torch.equal(category_wise_fine_tune(features, targets, weight, bias, options, epochs=3)[0], by_name)
+    with pytest.raises(TypeError, match="epoch"):
+        category_wise_fine_tune(features, targets, weight, bias, epoch=3)
 
 
 def test_patience_stops_each_head_for_itself():
