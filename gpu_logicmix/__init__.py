@@ -5,21 +5,29 @@
     mix = GPULogicMix()
     images, targets = mix(images, targets)
 
-The transform and the labels load with torch alone. What needs more packages (`pip install "gpu-logicmix[train]"`) is
-imported when it is first asked for.
+Every name is imported when it is first used: `import gpu_logicmix` loads nothing, the library needs torch and numpy
+alone, and what needs more packages (`pip install "gpu-logicmix[train]"`) asks for them when it is used.
 """
 
 from importlib import import_module
-
-from gpu_logicmix.augment.logicmix import GPULogicMix, MixPlan
-from gpu_logicmix.augment.siblings import Mixup, MixupPME, MultiLabelMixup, OrMixup
-from gpu_logicmix.labels import convert_labels, hide_labels, label_counts, logic_or
+from typing import Any
 
 __version__ = "0.1.0"
 
+# Name -> module.
 _LATER = {
+    "GPULogicMix": "augment.logicmix",
+    "MixPlan": "augment.logicmix",
+    "Mixup": "augment.siblings",
+    "MixupPME": "augment.siblings",
+    "MultiLabelMixup": "augment.siblings",
+    "OrMixup": "augment.siblings",
     "RandAugment": "augment.randaugment",
     "RandomHorizontalFlip": "augment.randaugment",
+    "convert_labels": "labels",
+    "hide_labels": "labels",
+    "label_counts": "labels",
+    "logic_or": "labels",
     "PartialAsymmetricLoss": "losses",
     "PartialBCELoss": "losses",
     "PartialFocalLoss": "losses",
@@ -28,37 +36,28 @@ _LATER = {
     "mean_average_precision": "metrics",
     "precision_recall": "metrics",
     "evaluate": "metrics",
-    "build_model": "models.classifier",
-    "cache_dataset": "data",
-    "make_loader": "data",
-    "open_dataset": "data",
     "CurriculumLabels": "curriculum",
     "category_wise_fine_tune": "cft",
     "CFTOptions": "cft",
     "CFTRecord": "cft",
+    "build_model": "models.classifier",
+    "cache_dataset": "data",
+    "make_loader": "data",
+    "open_dataset": "data",
     "Config": "train.config",
     "fit": "train.engine",
 }
 
-__all__ = [
-    "GPULogicMix",
-    "MixPlan",
-    "Mixup",
-    "MixupPME",
-    "MultiLabelMixup",
-    "OrMixup",
-    "convert_labels",
-    "hide_labels",
-    "label_counts",
-    "logic_or",
-]
+# `from gpu_logicmix import *` gives what torch and numpy alone can load.
+_NEEDS_MORE = ("models", "data", "train", "report", "study")
+__all__ = [name for name, place in _LATER.items() if not place.startswith(_NEEDS_MORE)]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'gpu_logicmix' has no attribute {name!r}")
     return getattr(import_module(f"gpu_logicmix.{_LATER[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_LATER])
+    return sorted(_LATER)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["launch", "gpu_logicmix.cli", "gpu_logicmix.train.engine", "gpu_logicmix.report.pictures"]
+    ["launch", "gpu_logicmix.cli.fit", "gpu_logicmix.train.engine", "gpu_logicmix.report.pictures"]
 )
 
 # A run that takes seconds, and has everything in it that is random or keeps a state.
@@ -45,9 +45,10 @@ def _main(arguments: list[str], output: str, environment: dict[str, str], limit:
     multiprocessing.set_start_method("fork", force=True)  # for workers, as it is in a process that a shell starts
     sys.argv = ["gpu-logicmix", *arguments]
     from gpu_logicmix import cli
+    from gpu_logicmix.cli import runs, screen
 
-    cli.console = cli.Console(width=200)
-    cli._write_report = lambda folder: None  # it has tests of its own, and takes longer than the run
+    screen.console = screen.make_console(width=200)
+    runs.write_report = lambda folder: None  # it has tests of its own, and takes longer than the run
     if hook is not None:
         hook[0](*hook[1:])
     try:

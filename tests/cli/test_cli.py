@@ -66,12 +66,12 @@ def test_cache(tmp_path):
     [
         (("stats", "coco:/nowhere"), "/nowhere: no such file or folder"),
         (("stats", "shape"), "'shape' is no dataset"),
-        (("stats", "shapes", "--known", "1.5"), "known=1.5: must be above 0 and at most 1"),
+        (("stats", "shapes", "--known", "1.5"), "--known 1.5: must be above 0 and at most 1"),
         (("stats", "shapes", "-o", "count"), "--option 'count': write NAME=VALUE"),
         (("stats", "shapes", "-o", "size=3"), "write --size 3"),
         (("stats", "shapes", "-o", "colour=3"), "option 'colour': shapes has the options count, seed"),
-        (("stats", "shapes", "--k-min", "4"), "k_max=3"),
-        (("preview", "shapes", "--p", "2"), "p=2"),
+        (("stats", "shapes", "--k-min", "4"), "--k-max 3"),
+        (("preview", "shapes", "--p", "2"), "--p 2"),
     ],
 )
 def test_mistakes(arguments, words):
@@ -93,7 +93,7 @@ def test_train_py_ends_in_one_line_and_teaches():
     assert wrong.stdout == ""
     assert train("frobnicate").returncode == 2
     text = train("cache", "--help").stdout
-    assert "Example: gpu-logicmix cache" in " ".join(text.split())
+    assert "gpu-logicmix cache coco:/data/coco" in " ".join(text.split())
 
 
 # ----------------------------------------------------------------------------------------------- training, and after it
@@ -151,7 +151,7 @@ def test_predict_names_a_broken_image_and_goes_on(trained, tmp_path):
     folder = pictures(tmp_path / "pictures", 2)
     (folder / "bad.png").write_bytes(b"broken")
     command = launch.good(tmp_path, "predict", trained, folder, "--out", tmp_path / "p.json", "--threads", 1)
-    assert f"left out: {folder}/bad.png: cannot be decoded" in command.out
+    assert f"skipped: {folder}/bad.png: cannot be decoded" in command.out
     assert len(json.loads((tmp_path / "p.json").read_text())) == 2
     command = launch.run(tmp_path, "predict", trained, folder / "bad.png", "--threads", 1)
     assert_one_line(command, "bad.png: cannot be decoded")
@@ -201,7 +201,7 @@ def test_fine_tuning_later_is_fine_tuning_in_fit(tmp_path):
         del record["seconds"]
     assert records[0] == records[1]
     # evaluate takes the fine-tuned ones unless told otherwise.
-    for weights, words in (((), "cft.safetensors"), (("--weights", "model"), "model.safetensors")):
+    for weights, words in (((), "cft.safetensors"), (("--use", "model"), "model.safetensors")):
         assert words in launch.good(tmp_path, "evaluate", whole, *weights, "--threads", 1).out
 
 
@@ -214,7 +214,7 @@ def test_fine_tuning_sees_known_labels_alone(tmp_path, monkeypatch):
         return category_wise_fine_tune(features, labels, *rest, **options)
 
     monkeypatch.setattr(engine, "category_wise_fine_tune", spy)
-    monkeypatch.setattr(cli, "_write_report", lambda folder: None)
+    monkeypatch.setattr("gpu_logicmix.cli.runs.write_report", lambda folder: None)
     threads = torch.get_num_threads()
     code, text = run(*launch.SMALL, "--theta-pos", 0, "--theta-neg", 0, "--epochs", 2, "--out", tmp_path / "run")
     torch.set_num_threads(threads)
@@ -261,30 +261,30 @@ def assert_one_line(command, words, code=1):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--model", "resnet1O1"), "model='resnet1O1': timm has no such model; near are resnet101"),
-        (("--known", "0"), "known=0: must be above 0 and at most 1"),
-        (("--known", "1.5"), "known=1.5: must be above 0 and at most 1"),
-        (("--known", "-1"), "known=-1: must be above 0 and at most 1"),
-        (("--known", "nan"), "known=nan: must be"),
+        (("--model", "resnet1O1"), "--model resnet1O1: timm has no such model; near are resnet101"),
+        (("--known", "0"), "--known 0: must be above 0 and at most 1"),
+        (("--known", "1.5"), "--known 1.5: must be above 0 and at most 1"),
+        (("--known", "-1"), "--known -1: must be above 0 and at most 1"),
+        (("--known", "nan"), "--known nan: must be"),
         (("--known", "1e-9"), "none is known to be present, there is nothing to learn from"),
-        (("--weights", "/nowhere.pth"), "weights='/nowhere.pth': no such file"),
+        (("--weights", "/nowhere.pth"), "--weights /nowhere.pth: no such file"),
         (("--weights", __file__), "must be a .safetensors, .pth or .pt file"),
         (("--data-is-no-option",), None),
-        (("--device", "nonsense"), "device='nonsense'"),
-        (("--device", "meta"), "device='meta'"),
+        (("--device", "nonsense"), "--device nonsense"),
+        (("--device", "meta"), "--device meta"),
         (("--mix", "nonsense"), None),
-        (("--epochs", "0"), "epochs=0: must be at least 1"),
+        (("--epochs", "0"), "--epochs 0: must be at least 1"),
         (("--epochs", "many"), None),
         (("--val", "coco:/nowhere"), "/nowhere: no such file or folder"),
         (("--val", "folder:{tmp}"), "no images in it"),
         (("--option", "colour=red"), "option 'colour': shapes has the options count, seed"),
         (("--option", "size=3"), "option 'size=3': no option of a dataset"),
         (("--option", "size"), "option 'size': write NAME=VALUE"),
-        (("--holdout", "0.001"), "holdout=0.001: of 40 images that are 0; both parts need some"),
+        (("--holdout", "0.001"), "--holdout 0.001: of 40 images that are 0; both parts need some"),
         (("--config", "/nowhere.toml"), "/nowhere.toml: no such file"),
-        (("--freeze", "99"), "freeze=99: must be 0 to"),
+        (("--freeze", "99"), "--freeze 99: must be 0 to"),
         (("--resume",), "no run to go on with; start one without --resume"),
-        (("--size", "8"), "size=8: shapes cannot be told apart below 16"),
+        (("--size", "8"), "--size 8: shapes cannot be told apart below 16"),
     ],
 )
 def test_bad_input_to_fit(tmp_path, arguments, words):
@@ -354,10 +354,10 @@ def test_run_folders_that_cannot_be_used(trained, tmp_path):
 
     assert_one_line(fit("--out", trained), "there is a run already; go on with it: --resume, or choose another --out")
     for arguments, words in (
-        (("--model", "test_vit"), "its checkpoint was made with model='test_resnet', not 'test_vit'"),
-        (("--lr", "1"), "its checkpoint was made with lr=0.0002, not 1.0"),
-        (("--seed", "1"), "its checkpoint was made with seed=0, not 1"),
-        (("--option", "seed=5"), "its checkpoint was made with option="),
+        (("--model", "test_vit"), "its checkpoint was made with --model test_resnet, not 'test_vit'"),
+        (("--lr", "1"), "its checkpoint was made with --lr 0.0002, not 1.0"),
+        (("--seed", "1"), "its checkpoint was made with --seed 0, not 1"),
+        (("--option", "seed=5"), "its checkpoint was made with --option"),
     ):
         assert_one_line(fit("--out", trained, "--resume", "must", *arguments), words)
     # Another dataset behind the same options.
@@ -366,7 +366,7 @@ def test_run_folders_that_cannot_be_used(trained, tmp_path):
     launch.good(tmp_path, "fit", first, *OWN, "--out", tmp_path / "own")
     again = ("--out", tmp_path / "own", "--resume", "auto")
     command = launch.run(tmp_path, "fit", second, *OWN, "--epochs", 2, *again)
-    assert_one_line(command, "its checkpoint was made with epochs=1, not 2")
+    assert_one_line(command, "its checkpoint was made with --epochs 1, not 2")
     assert_one_line(launch.run(tmp_path, "fit", second, *OWN, *again), "its checkpoint belongs to another dataset")
     for name in ("evaluate", "predict", "cft"):
         command = launch.run(tmp_path, name, tmp_path, *([tmp_path] if name == "predict" else []))
@@ -376,7 +376,7 @@ def test_run_folders_that_cannot_be_used(trained, tmp_path):
     assert_one_line(launch.run(tmp_path, "evaluate", tmp_path / "half"), "the run has not ended; go on with")
     (tmp_path / "half" / "model.safetensors").write_bytes(b"nothing")
     assert_one_line(launch.run(tmp_path, "evaluate", tmp_path / "half"), "model.safetensors: damaged")
-    assert_one_line(launch.run(tmp_path, "evaluate", trained, "--weights", "cft"), "has no cft.safetensors")
+    assert_one_line(launch.run(tmp_path, "evaluate", trained, "--use", "cft"), "has no cft.safetensors")
 
 
 def test_run_folder_in_use(tmp_path):

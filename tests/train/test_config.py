@@ -8,7 +8,6 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.main import get_command
 
 from gpu_logicmix import cli
 from gpu_logicmix.train.config import OPTION_TYPES, PRESETS, Config, changed, make_config, read_toml, to_toml
@@ -49,7 +48,7 @@ def test_the_papers_settings():
 
 
 def test_every_option_is_on_the_command_line_and_in_its_help():
-    command = get_command(cli.app).commands["fit"]
+    command = cli.load_command("fit")
     parameters = {p.name: p for p in command.params}
     for f in fields(Config):
         assert f.name in parameters, f.name

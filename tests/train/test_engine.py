@@ -98,7 +98,7 @@ def here(*arguments) -> tuple[int, str]:
 
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch):
-    monkeypatch.setattr(cli, "_write_report", lambda folder: None)
+    monkeypatch.setattr("gpu_logicmix.cli.runs.write_report", lambda folder: None)
 
 
 def at_call(monkeypatch, owner, name: str, number: int, do) -> None:
@@ -126,7 +126,7 @@ def half(tmp_path_factory) -> Path:
     """The small run, stopped in its second epoch: last.pt is at step 9, previous.pt at 7."""
     folder = tmp_path_factory.mktemp("half") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "_write_report", lambda folder: None)
+        patch.setattr("gpu_logicmix.cli.runs.write_report", lambda folder: None)
         code, text = stopped(patch, folder, engine, "seed_step", 8, signal.SIGTERM, *ALWAYS)
     assert code == 0, text
     assert read_checkpoint(folder / "last.pt")["step"] == 9

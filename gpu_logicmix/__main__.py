@@ -1,0 +1,3 @@
+from gpu_logicmix.cli import main
+
+main()

@@ -1,0 +1,114 @@
+"""Commands that compare runs: demo, study."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from gpu_logicmix.cli import screen
+from gpu_logicmix.cli.options import Device, Seed, Threads, given
+from gpu_logicmix.errors import printable, shown
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option(help="Folder for the two runs and the page. An earlier demo in it is replaced.")
+    ] = Path("demo"),
+    seed: Seed = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few images and steps: only to see that everything works.")
+    ] = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Plain training against LogicMix at 10 % known labels, on drawn shapes.
+
+    Takes about two minutes on a laptop without a GPU. Images of shapes are drawn on the fly, there is nothing to
+    download. Prints a table, writes a page.
+
+        gpu-logicmix demo --seed 1 --out demo-1
+    """
+    from gpu_logicmix.cli.demo import run_demo
+    from gpu_logicmix.train.engine import Interrupted
+
+    try:
+        run_demo(out, quick=quick, console=screen.console, seed=seed, device=device, threads=threads)
+    except (KeyboardInterrupt, Interrupted):
+        screen.say("stopped; the same command starts the demo again", "yellow")
+        raise typer.Exit(130) from None
+
+
+def study(
+    file: Annotated[
+        Path, typer.Argument(metavar="STUDY.toml", help="The runs; see studies/ and docs/study.md.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for runs and results; studies/results/NAME unless given.")
+    ] = None,
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Do only part I (from 0) of N: one part per machine.")
+    ] = "0/1",
+    only_report: Annotated[
+        bool, typer.Option("--only-report", help="Do not train: tables and plots of the finished runs.")
+    ] = False,
+    show_plan: Annotated[bool, typer.Option("--plan", help="List the runs and which are finished.")] = False,
+    data: Annotated[str | None, typer.Option(help="DATA instead of that in the file.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Initial weights instead of those in the file.")] = None,
+    cache: Annotated[str | None, typer.Option(help="Folder for decoded images instead of that in the file.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device instead of that in the file.")] = None,
+    threads: Threads = None,
+) -> None:
+    """Do the runs of a study, and compare them in tables and plots.
+
+    Can be stopped at any time: the same command keeps finished runs and resumes the others.
+
+        gpu-logicmix study studies/coco-mini.toml --shard 0/2
+    """
+    from gpu_logicmix.study import plan as studies
+    from gpu_logicmix.train import engine
+
+    part, whole = _shard(shard)
+    planned = studies.read_study(file, **given(data=data, weights=weights, cache=cache, device=device, threads=threads))
+    out = out or Path("studies") / "results" / file.stem
+    if show_plan:
+        _print_plan(planned, out)
+        return
+    failed = []
+    try:
+        if not only_report:
+            failed = studies.run_study(planned, out, shard=(part, whole), console=screen.console)
+    except engine.Interrupted as stopped:
+        screen.say(f"stopped; the same command continues ({printable(stopped)})", "yellow")
+        raise typer.Exit(130 if stopped.signum == signal.SIGINT else 0) from None
+    rows = studies.collect(planned, out)
+    screen.say(f"{len({row.run for row in rows})} of {len({plan.folder for plan in planned})} runs are finished")
+    if rows:
+        screen.say("\n".join(map(printable, (out / "results.md").read_text(encoding="utf-8").splitlines())))
+        screen.say(f"wrote {printable(out / 'index.html')}, results.csv, results.md and plots")
+    if failed:
+        raise ValueError(f"{len(failed)} runs failed; the first: {failed[0]}")
+
+
+def _shard(text: str) -> tuple[int, int]:
+    part, _, whole = text.partition("/")
+    if not (part.isdecimal() and whole.isdecimal() and int(part) < int(whole)):
+        raise ValueError(f"--shard {text}: write I/N with I from 0 to N - 1, as 0/2")
+    return int(part), int(whole)
+
+
+def _print_plan(planned: list[Any], out: Path) -> None:
+    from gpu_logicmix.study.plan import result
+
+    for title in dict.fromkeys(plan.table for plan in planned):
+        table = Table("method", "known", "seed", "mAP", "run", title=shown(title), title_justify="left")
+        for plan in planned:
+            if plan.table == title:
+                end = result(out / "runs" / plan.folder, plan.config.cft)
+                done = "" if end is None else f"{end['mAP_cft' if plan.config.cft else 'mAP']:.2%}"
+                name = shown(plan.method)
+                table.add_row(name, f"{plan.known:g}", f"{plan.seed}", done, shown(plan.folder))
+        screen.console.print(table)

@@ -1,0 +1,174 @@
+"""Commands that look at data: stats, preview, cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from gpu_logicmix.augment.logicmix import GPULogicMix
+from gpu_logicmix.cli import screen
+from gpu_logicmix.cli.options import (
+    MAX_SIZE,
+    BadImages,
+    Data,
+    KMax,
+    KMin,
+    Known,
+    Options,
+    P,
+    Protocol,
+    Seed,
+    Split,
+    ends,
+    list_bad_images,
+    opened,
+)
+from gpu_logicmix.data import DataError, cache_dataset
+from gpu_logicmix.data.cache import verify_cache
+from gpu_logicmix.errors import printable, shown
+from gpu_logicmix.labels import label_counts
+from gpu_logicmix.train.config import hide
+
+
+def stats(
+    data: Data = "shapes",
+    split: Split = "train",
+    known: Known = None,
+    protocol: Protocol = "uniform",
+    seed: Seed = 0,
+    p: P = 0.5,
+    k_min: KMin = 2,
+    k_max: KMax = 3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples are mixed within batches of this size.")] = 32,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Print all categories, not only both ends of the list.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Also write a figure (PNG, SVG or PDF).")] = None,
+    option: Options = None,
+) -> None:
+    """Count known labels per sample and per category, before and after LogicMix.
+
+    Counts labels that are present, absent and unknown. Reads labels only, no images.
+
+        gpu-logicmix stats csv:photos/labels.csv --plot stats.png
+
+        gpu-logicmix stats coco:/data/coco --known 0.3
+    """
+    from gpu_logicmix.report.pictures import Share, mixed_labels, stats_figure
+
+    dataset = opened(data, split, None, option, "skip")
+    if not dataset.categories:
+        raise DataError(f"{data}: has no labels to count")
+    labels, words = hide(dataset.labels, known, protocol, seed)
+    in_training = mixed_labels(labels, GPULogicMix(p, k_min, k_max), batch_size, seed)
+    k = f"K={k_min}" if k_min == k_max else f"K={k_min}-{k_max}"
+    shares = [
+        Share("before", labels),
+        Share("mixed samples alone", mixed_labels(labels, GPULogicMix(1.0, k_min, k_max), batch_size, seed)),
+        Share(f"LogicMix p={p:g} {k}", in_training),
+    ]
+    title = f"{dataset.name} {dataset.split}: {len(dataset):,} images, {len(dataset.categories)} categories, {words}"
+    rows = [Share("all labels", dataset.labels), *shares] if labels is not dataset.labels else shares
+    screen.console.print(_sample_table(title, rows, len(dataset.categories)))
+    screen.console.print(_category_table(dataset.categories, labels, in_training, show_all))
+    nothing = int((label_counts(labels, 0).positive == 0).sum())
+    if nothing:
+        screen.say(f"{nothing} categories have no known positive label: they cannot be learned.", "yellow")
+    if plot is not None:
+        stats_figure(shares, dataset.categories, title).savefig(plot, dpi=110)
+        screen.say(f"wrote {printable(plot)}")
+
+
+def _sample_table(title: str, rows: list, categories: int) -> Table:
+    table = Table(title=shown(title), title_justify="left", caption="mean labels per sample", caption_justify="left")
+    for heading in ("", "present", "absent", "unknown", "known"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, values in rows:
+        counts = [float(c) / len(values) for c in label_counts(values)]
+        table.add_row(name, *(f"{c:.2f}" for c in counts), f"{1 - counts[2] / categories:.1%}")
+    return table
+
+
+def _category_table(categories: list[str], before: np.ndarray, after: np.ndarray, show_all: bool) -> Table:
+    table = Table(caption="samples per category before and after LogicMix", caption_justify="left")
+    table.add_column("category", no_wrap=True)
+    for when in ("before", "after"):
+        for name in ("present", "absent", "unknown"):
+            table.add_column(f"{when}\n{name}", justify="right")
+    first, then = label_counts(before, 0), label_counts(after, 0)
+    order = np.argsort(-first.positive, kind="stable")
+    for c in ends(order, show_all):
+        if c is None:
+            table.add_row(f"… {len(order) - 16} more (--all)", *[""] * 6)
+        else:
+            table.add_row(shown(categories[c]), *(f"{counts[c]:,}" for counts in (*first, *then)))
+    return table
+
+
+def preview(
+    data: Data = "shapes",
+    split: Split = "train",
+    size: Annotated[int, typer.Option(min=8, max=MAX_SIZE, help="Images are resized to SIZE x SIZE.")] = 192,
+    count: Annotated[int, typer.Option(min=1, max=32, help="Images in the batch.")] = 8,
+    known: Known = None,
+    protocol: Protocol = "uniform",
+    seed: Seed = 0,
+    p: Annotated[float, typer.Option("--p", help="LogicMix: probability that a sample is mixed; fit uses 0.5.")] = 1.0,
+    k_min: KMin = 2,
+    k_max: KMax = 3,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("preview.png"),
+    option: Options = None,
+    on_bad_image: BadImages = "raise",
+) -> None:
+    """Draw a batch before and after each augmentation, with its labels.
+
+    gpu-logicmix preview csv:photos/labels.csv --out preview.png
+
+    gpu-logicmix preview voc2007:/data/VOCdevkit --known 0.3 --count 6
+    """
+    from gpu_logicmix.augment.randaugment import RandAugment, RandomHorizontalFlip
+    from gpu_logicmix.report.pictures import batch_steps, drawn_batch, preview_picture
+
+    dataset = opened(data, split, size, option, on_bad_image)
+    if dataset.categories:
+        dataset.labels, _ = hide(dataset.labels, known, protocol, seed)
+    images, targets, names = drawn_batch(dataset, seed, count)
+    if not len(images):
+        raise DataError(f"{data}: none of the {count} images drawn can be read; try another --seed")
+    mix = GPULogicMix(p, k_min, k_max)
+    steps = batch_steps(images, targets, names, RandomHorizontalFlip(), RandAugment(), mix)
+    preview_picture(steps, dataset.categories).save(out)
+    screen.say(f"wrote {printable(out)}: {len(images)} images, {' → '.join(step.title for step in steps)}")
+    list_bad_images(dataset)
+
+
+def cache(
+    data: Data,
+    to: Annotated[Path, typer.Option(help="Folder for caches, with a subfolder per dataset, split and size.")],
+    split: Split = "train",
+    size: Annotated[int, typer.Option(min=1, max=MAX_SIZE, help="Images are resized to SIZE x SIZE.")] = 448,
+    threads: Annotated[int | None, typer.Option(min=1, help="Decoding threads; all cores unless given.")] = None,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Build again what is there already.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read everything and compare checksums.")] = False,
+    option: Options = None,
+    on_bad_image: BadImages = "raise",
+) -> None:
+    """Decode and resize all images once, for faster epochs.
+
+    Writes one file that later epochs read without decoding. Can be interrupted at any time: the same command resumes.
+    COCO train at 448 px takes 50 GB. `fit --cache FOLDER` does the same before its first epoch.
+
+        gpu-logicmix cache coco:/data/coco --to /scratch --size 448
+    """
+    dataset = opened(data, split, size, option, on_bad_image)
+    cached = cache_dataset(dataset, to, threads=threads, rebuild=rebuild)
+    folder = cached.source.file.parent
+    if verify:
+        verify_cache(folder)
+    length = cached.source.file.stat().st_size / 1e9
+    screen.say(f"{printable(folder)}: {len(cached):,} images, {length:.2f} GB")
+    list_bad_images(cached)

@@ -1,0 +1,132 @@
+"""The command that trains: fit. Its options are the fields of `Config`."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from gpu_logicmix.cli import runs, screen
+from gpu_logicmix.errors import printable
+from gpu_logicmix.train.config import OPTION_TYPES, PRESETS, Config, make_config
+
+NEEDS_DATA = (
+    "fit needs DATA: csv:PATH (your own images), coco:PATH, voc2007:PATH, vg200:PATH or shapes (drawn, to try it out); "
+    "to continue a run: --out FOLDER --resume"
+)
+
+
+def _with_options(command: Callable) -> Callable:
+    """Give a command an option for each field of `Config`. Those that are not given do not reach it."""
+
+    def call(**values: Any) -> None:
+        options = {name: values.pop(name) for name in OPTION_TYPES}
+        command({name: value for name, value in options.items() if value not in (None, [])}, **values)
+
+    signature = inspect.signature(command, eval_str=True)
+    parameters = [p for p in signature.parameters.values() if p.name != "given"]
+    for f in fields(Config):
+        kind = Literal[tuple(f.metadata["choices"])] if "choices" in f.metadata else OPTION_TYPES[f.name]
+        annotation = Annotated[kind | None, _option_of(f)]
+        parameters.append(
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
+    parameters.sort(key=lambda p: p.name != "data")
+    call.__signature__ = signature.replace(
+        parameters=[p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    )
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    call.__name__, call.__doc__ = command.__name__, command.__doc__
+    return call
+
+
+def _option_of(f: Any) -> Any:
+    """A field of `Config` as an option, or as the argument DATA."""
+    if f.name == "data":
+        return typer.Argument(metavar="DATA", help=f.metadata["help"], show_default=False)
+    flag = f"--{f.name.replace('_', '-')}"
+    is_switch = OPTION_TYPES[f.name] is bool
+    names = (f"{flag}/--no-{flag[2:]}",) if is_switch else ("-o", flag) if f.name == "option" else (flag,)
+    # The option itself has no default, so that it does not override the value of a file or preset.
+    default = "" if f.default is None else rf" [dim]\[{_shown(f.default)}][/]"
+    return typer.Option(
+        *names, help=f.metadata["help"] + default, rich_help_panel=f.metadata["panel"], show_default=False
+    )
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+@_with_options
+def fit(
+    given: dict,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/DATA-KNOWN-MIX-SEED unless given.")] = None,
+    resume: Annotated[
+        Literal["never", "must", "auto"],
+        typer.Option(
+            help="--resume alone (must): continue the run in --out with its options; auto: continue it if there is one."
+        ),
+    ] = "never",
+    config: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Options from a file: name = value.")] = None,
+    preset: Annotated[Literal[tuple(PRESETS)] | None, typer.Option(help="The paper's settings.")] = None,  # type: ignore[valid-type]
+) -> None:
+    """Train a model, evaluate it after each epoch, and write a report.
+
+    The defaults (in brackets) are the paper's run on COCO: ResNet-101 at 448 x 448, asymmetric loss, RandAugment,
+    LogicMix, curriculum labeling, category-wise fine-tuning. Everything is written to the run folder. A run can be
+    killed at any time: --resume continues from its last checkpoint.
+
+    Try it, no download:
+
+        gpu-logicmix fit shapes -o count=200 --size 32 --model test_resnet --weights none --epochs 2 --out runs/try
+
+    Your own images, a fifth of them held out for validation:
+
+        gpu-logicmix fit csv:photos/labels.csv --holdout 0.2 --model resnet50 --size 224 --out runs/photos
+
+    The paper's run with 10 % known labels, decoded images cached:
+
+        gpu-logicmix fit coco:/data/coco --known 0.1 --cache /scratch --out runs/coco-10
+
+    Four GPUs:
+
+        torchrun --nproc_per_node 4 train.py fit coco:/data/coco --known 0.1 --out runs/coco-10
+    """
+    from gpu_logicmix.train import engine
+
+    if resume != "never" and config is None:
+        if out is None:
+            raise ValueError("--resume: which run? Add --out FOLDER")
+        config = out / "config.toml" if (out / "config.toml").exists() else None
+    chosen = _chosen(given, preset, config, resume)
+    folder = out or Path("runs") / engine.default_name(chosen)
+    command = f"gpu-logicmix {shlex.join(sys.argv[1:])}"
+    try:
+        engine.fit(chosen, folder, resume=resume, command=command, console=screen.console)
+    except engine.Interrupted as stopped:
+        screen.say(printable(stopped), "yellow")
+        raise typer.Exit(130 if stopped.signum == signal.SIGINT else 0) from None
+    runs.write_report(folder)
+
+
+def _chosen(given: dict[str, Any], preset: str | None, file: Path | None, resume: str) -> Config:
+    if "data" not in given and file is None and resume == "never":
+        raise ValueError(NEEDS_DATA)
+    try:
+        return make_config(given, preset, file)
+    except ValueError as error:
+        # A value of the file: say so, since the same name would be an option otherwise.
+        name = str(error).partition("=")[0]
+        if file is None or name in given or name not in OPTION_TYPES:
+            raise
+        raise ValueError(f"{file}: {error}") from None
