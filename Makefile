@@ -1,18 +1,49 @@
-# Every target sets up what it needs in .venv, once; a stamp file per extra remembers it.
+# Every target sets up what it needs in an environment of its own, once; a stamp file per extra remembers it.
+#   make test              with the locked versions (gpu_logicmix/constraints.txt), in .venv
+#   make test LATEST=1     with the latest ones, in .venv-latest
+#   make test-floor        with the lowest ones that pyproject.toml allows, in .venv-floor
 PYTHON ?= python3
+ifdef LATEST
+VENV := .venv-latest
+LIMITS :=
+else ifdef FLOOR
+VENV := .venv-floor
+LIMITS := $(VENV)/floors.txt
+else
 VENV := .venv
+LIMITS := gpu_logicmix/constraints.txt
+endif
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# One thread for each process: there are as many processes as cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
 
-.PHONY: install test lint demo bench clean
+.PHONY: help install test test-fast test-floor test-quick lint docs demo bench lock dist clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
 
 install: $(VENV)/.train  ## the package with everything a training run needs
 
 test: $(VENV)/.dev  ## the whole test suite
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
-lint: $(VENV)/.dev  ## ruff: rules and formatting
+test-fast: $(VENV)/.dev  ## what takes seconds: no kills, no torchrun, no compilation
+	$(PYTEST) -m "not slow"
+
+test-quick: $(VENV)/.dev  ## imports, the transform, one tiny run: has a new version of a package broken us?
+	$(PYTEST) tests/test_package.py tests/test_quick.py
+
+test-floor:  ## the whole suite with the lowest versions that pyproject.toml allows
+	$(MAKE) test FLOOR=1
+
+lint: $(VENV)/.dev  ## ruff: rules and formatting; mypy: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.docs  ## the documentation as a site, in site/
+	$(BIN)/mkdocs build --strict
 
 demo: $(VENV)/.train  ## plain training against LogicMix: a table, and a page in demo/
 	$(BIN)/python train.py demo
@@ -24,12 +55,21 @@ bench: $(VENV)/.bench  ## the speed tables of docs/benchmarks.md
 	$(BIN)/python bench/cft.py
 	$(BIN)/python bench/step.py
 
-clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) demo build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+lock:  ## lock what pyproject.toml asks for since; UPGRADE=1: everything anew
+	$(PYTHON) scripts/lock.py $(if $(UPGRADE),--upgrade)
 
-$(VENV)/.train $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$*]"
+dist: $(VENV)/.dev  ## dist/: the sdist and the wheel
+	$(BIN)/python -m build --outdir dist .
+
+clean:  ## remove the environments and everything generated
+	rm -rf .venv .venv-latest .venv-floor demo site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+$(VENV)/.train $(VENV)/.dev $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.toml $(LIMITS) | $(BIN)/python
+	$(PIP) install --quiet $(if $(LIMITS),-c $(LIMITS),--upgrade --upgrade-strategy eager) -e ".[$*]"
 	@touch $@
+
+.venv-floor/floors.txt: pyproject.toml scripts/floors.py | $(BIN)/python
+	$(BIN)/python scripts/floors.py > $@.part && mv $@.part $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else f"Python >= 3.10 is needed, $(PYTHON) is {sys.version.split()[0]}; name another with make PYTHON=...")'

@@ -15,7 +15,6 @@ import os
 import platform
 import zipfile
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from gpu_logicmix.data import ImageDataset
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.files import write_whole, written_whole
+from gpu_logicmix.machine import machine, versions  # noqa: F401  (others import them from here)
 from gpu_logicmix.train.config import Config, make_config
 
 
@@ -230,23 +230,3 @@ def no_nan(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [no_nan(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def machine() -> str:
-    """The name of the processor."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str]:
-    from gpu_logicmix import __version__
-
-    found = {"gpu_logicmix": __version__, "python": platform.python_version()}
-    for name in ("torch", "timm", "numpy"):
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
