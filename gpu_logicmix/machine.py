@@ -1,7 +1,7 @@
 """What a run stood on: the processor, the versions, and whether the test suite has passed with them.
 
-`constraints.txt` beside this file is the lock that `make test` installs; scripts/lock.py writes it. Importing this module
-needs the standard library alone, so that it can speak when something else fails to load.
+`constraints.txt` beside this file is the lock that `make test` installs; scripts/lock.py writes it. Importing this
+module needs the standard library alone, so that it can speak when something else fails to load.
 """
 
 from __future__ import annotations

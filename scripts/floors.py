@@ -1,5 +1,5 @@
-"""Print, as constraints, the lowest version of each direct requirement that pyproject.toml allows and that has a wheel for
-the running Python. `make test-floor` installs them and runs the suite.
+"""Print, as constraints, the lowest version of each direct requirement that pyproject.toml allows and that has a wheel
+for the running Python. `make test-floor` installs them and runs the suite.
 
     python scripts/floors.py > floors.txt
 """

@@ -1,4 +1,4 @@
-"""The quick answer to "has a new version of a package broken us?": every part is imported, the transform and one tiny run."""
+"""The quick answer to "has a new version of a package broken us?": all imports, the transform, one tiny run."""
 
 import importlib
 import pkgutil
