@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-from lock import requirements
+from lock import LOCK, requirements  # noqa: F401
 
 LINE = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,-]+\])?>=(?P<floor>[\d.]+)\s*(?:;.*)?")
 

@@ -3,6 +3,7 @@
 A server imports the package once and forks for each command: it is there in a moment, not after ten seconds of imports.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -121,11 +122,20 @@ def good(folder: Path, *arguments, **options) -> Command:
     return command
 
 
+def _free_port() -> int:
+    """A port that no other process of the tests picks meanwhile, and that the system gives to nobody of itself."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    first = 20_000 + 500 * (worker % 24)
+    for port in range(first + os.getpid() % 250, first + 500):
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"no port of {first} to {first + 499} is free")
+
+
 def ranks(folder: Path, world: int, *arguments, **options) -> list[Command]:
     """The same command as torchrun starts it, once for each rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = _free_port()
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": world, **options}
     commands = [Command(folder, *arguments, RANK=rank, LOCAL_RANK=rank, **place) for rank in range(world)]
     for command in commands:
