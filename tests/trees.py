@@ -3,7 +3,8 @@
 import numpy as np
 from PIL import Image
 
-from gpu_logicmix.data.images import FileSource, ImageDataset
+from gpu_logicmix.data.dataset import ImageDataset
+from gpu_logicmix.data.images import FileSource
 
 
 def picture(path, colour="red"):

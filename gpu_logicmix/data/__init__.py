@@ -12,14 +12,15 @@ from pathlib import Path
 
 from gpu_logicmix.data.cache import cache_dataset
 from gpu_logicmix.data.coco import list_coco
-from gpu_logicmix.data.files import BadImage, DataError
+from gpu_logicmix.data.dataset import ImageDataset
 from gpu_logicmix.data.folder import list_folder
-from gpu_logicmix.data.images import FileSource, ImageDataset
+from gpu_logicmix.data.images import FileSource
 from gpu_logicmix.data.loader import Batches, make_loader
 from gpu_logicmix.data.shapes import open_shapes
 from gpu_logicmix.data.table import list_csv
 from gpu_logicmix.data.vg import list_vg200
 from gpu_logicmix.data.voc import list_voc2007
+from gpu_logicmix.errors import BadImage, DataError
 
 __all__ = ["BadImage", "Batches", "DataError", "ImageDataset", "cache_dataset", "make_loader", "open_dataset"]
 
@@ -30,6 +31,7 @@ FORMATS = {
     "csv": list_csv,
     "folder": list_folder,
 }
+LARGEST = 8192  # pixels a side: 200 MB an image
 
 
 def open_dataset(
@@ -51,13 +53,13 @@ def open_dataset(
 
     Raises DataError, a ValueError, with one line that names file, row and way out.
     """
-    if size is not None and size < 1:
-        raise DataError(f"size={size}: must be at least 1")
+    if size is not None and not 1 <= size <= LARGEST:
+        raise DataError(f"size={size}: must be from 1 to {LARGEST}")
     name, _, path = spec.partition(":")
     opener = open_shapes if name == "shapes" else FORMATS.get(name)
     if opener is None or (opener is not open_shapes and not path):
         known = ", ".join(f"{n}:PATH" for n in FORMATS)
-        raise DataError(f"{spec!r} is no dataset; write {known} or shapes")
+        raise DataError(f"{spec!r}: unknown dataset; write {known} or shapes")
     allowed = [p.name for p in inspect.signature(opener).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option in options:
         if option not in allowed:

@@ -1,10 +1,12 @@
-"""Decode and resize once: all images of a dataset in one memory-mapped file, which later epochs read without decoding.
+"""Decode and resize once: all images of a dataset in one file, which later epochs read without decoding.
 
-    DIR/coco-train-448/images.u8         uint8 [N, S, S, 3]
-    DIR/coco-train-448/manifest.json     what it was made from; written last, and without it there is no cache
+    DIR/coco-train-448-1f0c4e8a90b2/images.u8         uint8 [N, S, S, 3]
+    DIR/coco-train-448-1f0c4e8a90b2/crc32.u4          a checksum for each image
+    DIR/coco-train-448-1f0c4e8a90b2/manifest.json     what it was made from; written last: without it there is no cache
 
-While it is built, the pixels are in images.u8.part, and progress.jsonl tells which chunks are safely on disk: a build
-that was killed goes on from there. Labels are not in the cache, so hiding or correcting them leaves it valid.
+The last part of the name is a checksum of what the cache was made from (files, their sizes and dates): other images
+have another cache, so datasets can share DIR, and a run never meets other pixels than it was started with. Each image
+is compared with its checksum when a process first reads it. Labels are not in the cache: hide or correct them freely.
 """
 
 from __future__ import annotations
@@ -12,24 +14,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_logicmix.data.images import ImageDataset
+from gpu_logicmix.data.cache_build import build_cache, raise_bad
+from gpu_logicmix.data.dataset import ImageDataset
+from gpu_logicmix.data.images import digest_of
 from gpu_logicmix.errors import BadImage, DataError
-from gpu_logicmix.files import waited_lock, write_whole
+from gpu_logicmix.files import fcntl, open_plain, read_text, sync_folder, waited_lock
 from gpu_logicmix.progress import progress_bar
 
-VERSION = 1  # of the file format and of how images are decoded and resized
-CHUNK_BYTES = 16 << 20
-COMMIT_SECONDS = 2.0  # between two syncs to disk: at most this much work is done again after a kill
+VERSION = 2  # of the file format and of how images are decoded and resized
 
 
 def cache_dataset(
@@ -38,222 +41,288 @@ def cache_dataset(
     """The same dataset, read from a cache in `directory`, which is built (or finished) first if need be.
 
     threads: that decode at once; as many as there are cores unless given.
-    rebuild: build anew also where there is a cache. Needed when images have changed since, which raises DataError.
+    rebuild: build again also where there is a cache. A process that reads the old one keeps it.
     """
-    folder = Path(directory).expanduser() / f"{dataset.name}-{dataset.split}-{dataset.size}"
+    origin = dataset.source
+    if isinstance(origin, CacheSource):
+        raise DataError("this dataset is read from a cache already")
+    directory = Path(directory).expanduser()
+    fingerprint = digest_of({**origin.parts(), "version": str(VERSION)})
+    name = re.sub(r"[^\w.-]", "_", f"{dataset.name}-{dataset.split}")
+    folder = directory / f"{name}-{dataset.size}-{fingerprint[:12]}"
     wanted = {
         "version": VERSION,
-        "source": str(getattr(dataset.source, "root", dataset.name)),
+        "source": str(getattr(origin, "root", dataset.name)),
         "size": dataset.size,
         "count": len(dataset),
-        "fingerprint": dataset.source.fingerprint(),
+        "fingerprint": fingerprint,
     }
-    manifest = None if rebuild else _read_manifest(folder)
-    if manifest is None:
+    source = None if rebuild else _opened(folder, wanted, origin)
+    warnings = list(dataset.warnings)
+    if source is None:
+        warnings += _outdated(directory, folder, wanted)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
         with waited_lock(folder):
-            manifest = None if rebuild else _read_manifest(folder)  # another process may have built it by now
-            if manifest is None:
-                manifest = _build(dataset, folder, wanted, threads or os.cpu_count() or 1)
-    _check(folder, manifest, wanted)
-
-    bad = {int(row): reason for row, reason in manifest["bad"].items()}
-    if bad and dataset.on_bad_image == "raise":
-        _raise_bad(folder, bad)
-    source = CacheSource(folder / "images.u8", len(dataset), dataset.size, bad)
+            source = None if rebuild else _opened(folder, wanted, origin)  # another process may have built it by now
+            if source is None:
+                build_cache(dataset, folder, wanted, threads or os.cpu_count() or 1)
+                source = _opened(folder, wanted, origin)
+    if source.bad and dataset.on_bad_image == "raise":
+        raise_bad(folder, source.bad)
+    with contextlib.suppress(OSError):  # when it was last used, for --prune
+        os.utime(folder)
     cached = ImageDataset(
-        dataset.name, dataset.split, source, dataset.labels, dataset.categories, dataset.ids, dataset.on_bad_image
+        dataset.name,
+        dataset.split,
+        source,
+        dataset.labels,
+        dataset.categories,
+        dataset.ids,
+        dataset.on_bad_image,
+        warnings,
     )
-    cached.bad[list(bad)] = True
+    cached.bad[list(source.bad)] = True
     return cached
 
 
 def verify_cache(folder: str | Path) -> None:
-    """Read the whole cache and compare it with the checksums of its manifest."""
+    """Read the whole cache and compare it with its checksums."""
     folder = Path(folder)
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     if manifest is None:
         raise DataError(f"{folder}: no manifest.json, so no (finished) cache")
-    step = manifest["chunk"] * manifest["size"] ** 2 * 3
-    with open(folder / "images.u8", "rb") as file, progress_bar(manifest["count"], "checking") as advance:
-        for number, expected in enumerate(manifest["crc32"]):
-            if zlib.crc32(file.read(step)) != expected:
-                first = number * manifest["chunk"]
-                raise DataError(f"{folder}/images.u8: damaged from image {first} on; build it anew with --rebuild")
-            advance(min(manifest["chunk"], manifest["count"] - number * manifest["chunk"]))
+    source = CacheSource(folder, manifest, None)
+    with progress_bar(source.count, "checking") as advance:
+        for start in range(0, source.count, 64):
+            rows = np.arange(start, min(start + 64, source.count))
+            source.gather(rows)
+            advance(len(rows))
 
 
 class CacheSource:
-    """Images in a cache. `gather` copies a whole batch out of the mapped file."""
+    """Images in a cache. The file is opened here and held: whoever builds the cache again writes another file.
 
-    def __init__(self, file: Path, count: int, size: int, bad: dict[int, str]) -> None:
-        self.file, self.count, self.size, self.bad = file, count, size, bad
-        self._images: np.ndarray | None = None
+    Read, not mapped: a file that is cut short under a mapping kills the process without a message.
+    """
+
+    def __init__(self, folder: Path, manifest: dict, origin: Any) -> None:
+        self.folder, self.origin = folder, origin
+        self.count, self.size = manifest["count"], manifest["size"]
+        self.bad = {int(row): str(reason) for row, reason in manifest["bad"].items()}
+        self._open()
+        crc = np.fromfile(folder / "crc32.u4", dtype="<u4") if (folder / "crc32.u4").exists() else np.zeros(0, "<u4")
+        if len(crc) != self.count or zlib.crc32(crc) != manifest["crc32"]:
+            raise DataError(f"{folder}/crc32.u4: missing or damaged; {_again(folder)}")
+        self.crc32, self.checked = crc, np.zeros(self.count, dtype=bool)
+
+    def _open(self) -> None:
+        try:
+            self._file = open_plain(self.file, "rb")
+        except OSError as error:
+            raise DataError(f"{self.file}: cannot be read ({error.strerror}); {_again(self.folder)}") from None
+        if fcntl is not None:
+            with contextlib.suppress(OSError):  # shared: it tells --prune that somebody is reading
+                fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        status, length = os.fstat(self._file.fileno()), self.count * self.size**2 * 3
+        if status.st_size != length:
+            raise DataError(f"{self.file}: {status.st_size:,} bytes, must be {length:,}; {_again(self.folder)}")
+        identity = status.st_dev, status.st_ino, status.st_mtime_ns
+        if getattr(self, "identity", identity) != identity:
+            raise DataError(f"{self.file}: was built again while it was in use; start the run again (--resume)")
+        self.identity = identity
 
     @property
-    def images(self) -> np.ndarray:
-        if self._images is None:
-            shape = (self.count, self.size, self.size, 3)
-            self._images = np.memmap(self.file, dtype=np.uint8, mode="r", shape=shape)
-        return self._images
+    def file(self) -> Path:
+        return self.folder / "images.u8"
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_images": None}  # a worker process maps the file itself
+        return {**self.__dict__, "_file": None}  # another process opens the file itself, and sees that it is the same
 
     def read(self, index: int) -> Tensor:
         if index in self.bad:
             raise BadImage(self.bad[index])
-        return torch.from_numpy(np.array(self.images[index]))
+        return self.gather(np.array([index]))[0]
 
     def gather(self, rows: np.ndarray) -> Tensor:
+        if self._file is None:
+            self._open()
         out = torch.empty(len(rows), self.size, self.size, 3, dtype=torch.uint8)
-        np.take(self.images, rows, axis=0, out=out.numpy(), mode="clip")  # "raise" would copy twice
+        length, handle = self.size * self.size * 3, self._file.fileno()
+        places = memoryview(out.numpy()).cast("B") if len(rows) else memoryview(b"")
+        for place, row in enumerate(rows.tolist()):
+            view = places[place * length : (place + 1) * length]
+            if _read_at(handle, view, row * length) != length:
+                raise DataError(f"{self.file}: cut short at image {row}; {_again(self.folder)}")
+            if not self.checked[row]:
+                if zlib.crc32(view) != self.crc32[row]:
+                    raise DataError(f"{self.file}: image {row} is damaged; {_again(self.folder)}")
+                self.checked[row] = True
         return out
 
-    def fingerprint(self) -> str:
-        raise DataError("this dataset is read from a cache already")
+    def parts(self, rows: Any = None) -> dict[str, str]:
+        return self.origin.parts(rows)
 
 
-def _build(dataset: ImageDataset, folder: Path, wanted: dict, threads: int) -> dict:
-    """Fill images.u8.part chunk by chunk, several at once, then rename it and write the manifest."""
-    part, log = folder / "images.u8.part", folder / "progress.jsonl"
-    size, count = dataset.size, len(dataset)
-    row_bytes = size * size * 3
-    chunk = min(max(CHUNK_BYTES // row_bytes, 1), 256)
-    for old in ("manifest.json", "images.u8"):  # the manifest first; a process that has the images mapped keeps them
-        (folder / old).unlink(missing_ok=True)
-    header = {**wanted, "chunk": chunk}
-    done = _read_progress(log, header) if part.exists() and part.stat().st_size == count * row_bytes else {}
-    _check_disk(folder, part, count * row_bytes, f"{count:,} images at {size} x {size}")
-    if not done:
-        part.unlink(missing_ok=True)
-    lines = [json.dumps(header), *(json.dumps(entry) for entry in done.values())]
-    write_whole(log, "\n".join(lines) + "\n")  # without the half line that a kill may have left
-
-    def fill(number: int) -> dict:
-        rows = range(number * chunk, min((number + 1) * chunk, count))
-        pixels, bad = np.zeros((len(rows), size, size, 3), dtype=np.uint8), {}
-        for place, row in enumerate(rows):
-            try:
-                pixels[place] = dataset.source.read(row).numpy()
-            except BadImage as error:  # all are collected first: nobody wants to learn of them one by one
-                bad[row] = str(error)
-        data = memoryview(pixels).cast("B")
-        written = 0
-        while written < len(data):
-            written += os.pwrite(file.fileno(), data[written:], number * chunk * row_bytes + written)
-        return {"number": number, "crc32": zlib.crc32(data), "bad": bad}
-
-    todo = [number for number in range(-(-count // chunk)) if number not in done]
-    with open(part, "r+b" if done else "w+b") as file, open(log, "a", encoding="utf-8") as progress:
-        try:
-            os.posix_fallocate(file.fileno(), 0, count * row_bytes)  # take the place now, not when it is too late
-        except AttributeError:  # not on macOS
-            file.truncate(count * row_bytes)
-        except OSError as error:
-            raise DataError(f"{folder}: cannot take {_gb(count * row_bytes)} ({error.strerror})") from None
-
-        def commit(entries: list[dict]) -> None:
-            os.fsync(file.fileno())  # pixels first, then the line that says they are there
-            progress.write("".join(json.dumps(entry) + "\n" for entry in entries))
-            progress.flush()
-            os.fsync(progress.fileno())
-            done.update({entry["number"]: entry for entry in entries})
-
-        with progress_bar(count, "decoding", done=sum(min(chunk, count - n * chunk) for n in done)) as advance:
-            pool = ThreadPoolExecutor(threads)  # threads are enough: decoding and resizing release the GIL
-            try:
-                fresh, last = [], time.monotonic()
-                for future in as_completed([pool.submit(fill, number) for number in todo]):
-                    fresh.append(future.result())
-                    advance(min(chunk, count - fresh[-1]["number"] * chunk))
-                    if time.monotonic() - last > COMMIT_SECONDS:
-                        commit(fresh)
-                        fresh, last = [], time.monotonic()
-                commit(fresh)
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-    entries = [done[number] for number in sorted(done)]
-    bad = {row: reason for entry in entries for row, reason in entry["bad"].items()}
-    if bad and dataset.on_bad_image == "raise":
-        _raise_bad(folder, bad)
-    os.replace(part, folder / "images.u8")
-    manifest = {**header, "crc32": [entry["crc32"] for entry in entries], "bad": bad}
-    write_whole(folder / "manifest.json", json.dumps(manifest, indent=1))
-    log.unlink()
-    return manifest
-
-
-def _read_progress(log: Path, header: dict) -> dict[int, dict]:
-    """The chunks that an earlier build of the very same cache has finished."""
-    done: dict[int, dict] = {}
-    try:
-        lines = log.read_text(encoding="utf-8").splitlines()
-        if json.loads(lines[0]) != header:
-            return {}
-        for line in lines[1:]:
-            entry = json.loads(line)
-            done[entry["number"]] = entry
-    except (
-        OSError,
-        IndexError,
-        ValueError,
-    ):  # no file, or a line that was cut short by the kill: what came before counts
-        pass
+def _read_at(handle: int, view: memoryview, offset: int) -> int:
+    done = 0
+    while done < len(view):
+        if hasattr(os, "preadv"):
+            count = os.preadv(handle, [view[done:]], offset + done)
+        else:  # macOS before 11, Windows
+            os.lseek(handle, offset + done, os.SEEK_SET)
+            piece = os.read(handle, len(view) - done)
+            count = len(piece)
+            view[done : done + count] = piece
+        if count == 0:
+            break
+        done += count
     return done
 
 
-def _read_manifest(folder: Path) -> dict | None:
-    try:
-        return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+def _again(folder: Path) -> str:
+    return f"remove the folder {folder}, or build it again: gpu-logicmix cache ... --rebuild (rebuild=True)"
+
+
+def _opened(folder: Path, wanted: dict, origin: Any) -> CacheSource | None:
+    manifest = read_manifest(folder)
+    if manifest is None:
         return None
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{folder}/manifest.json: cannot be read ({error}); build the cache anew with --rebuild"
-        ) from None
+    for key in ("version", "count", "size", "fingerprint"):  # the name says so too, but folders can be renamed
+        if manifest[key] != wanted[key]:
+            raise DataError(
+                f"{folder}/manifest.json: {key} is {manifest[key]!r}, not {wanted[key]!r}; {_again(folder)}"
+            )
+    return CacheSource(folder, manifest, origin)
 
 
-def _check(folder: Path, manifest: dict, wanted: dict) -> None:
-    reasons = {
-        "version": "was written by another version of this package",
-        "count": "is of a dataset of {old:,} images, not {new:,}",
-        "size": "is of images of size {old}, not {new}",
-        "fingerprint": "is out of date: image files were added, removed or rewritten since (or are others: it was made "
-        "from {source})",
-    }
-    for key, reason in reasons.items():
-        if manifest.get(key) != wanted[key]:
-            reason = reason.format(old=manifest.get(key), new=wanted[key], source=manifest.get("source"))
-            raise DataError(f"{folder}: this cache {reason}; build it anew with --rebuild (rebuild=True)")
-    file, length = folder / "images.u8", wanted["count"] * wanted["size"] ** 2 * 3
-    if not file.exists() or file.stat().st_size != length:
-        raise DataError(
-            f"{file}: missing or not of {length:,} bytes; build the cache anew with --rebuild (rebuild=True)"
+def read_manifest(folder: Path) -> dict | None:
+    """None if there is none."""
+    file = folder / "manifest.json"
+    if not file.exists():
+        return None
+    try:
+        manifest = json.loads(read_text(file))
+        kinds = {
+            "version": int,
+            "size": int,
+            "count": int,
+            "crc32": int,
+            "source": str,
+            "fingerprint": str,
+            "bad": dict,
+        }
+        for key, kind in kinds.items():
+            if not isinstance(manifest, dict) or type(manifest.get(key)) is not kind:
+                raise ValueError(f"no {key}, or not of type {kind.__name__}")
+        if manifest["count"] < 0 or manifest["size"] < 1:
+            raise ValueError("count or size out of range")
+        if not all(row.isdecimal() and int(row) < manifest["count"] for row in manifest["bad"]):
+            raise ValueError("bad: not all of them are numbers of images")
+    except (ValueError, RecursionError) as error:
+        reason = str(error).removeprefix(f"{file}: ") or "nested too deeply"
+        raise DataError(f"{file}: cannot be used ({reason}); {_again(folder)}") from None
+    return manifest
+
+
+# ------------------------------------------------------------------------------------------------ what lies in a folder
+class CacheInfo(NamedTuple):
+    folder: Path
+    state: str  # finished, unfinished, damaged
+    source: str
+    count: int
+    size: int
+    bytes: int
+    used: float  # seconds since 1970
+    in_use: bool
+    outdated: bool  # there is a newer one of the same source, size and split
+
+
+def list_caches(directory: str | Path) -> list[CacheInfo]:
+    """The caches in a folder, and those that were begun, the last used first."""
+    found = []
+    directory = Path(directory).expanduser()
+    if not directory.is_dir():
+        raise DataError(f"{directory}: no such folder")
+    for folder in sorted(directory.iterdir()):
+        names = {"manifest.json", "images.u8", "images.u8.part", "progress.jsonl"}
+        if folder.is_symlink() or not folder.is_dir() or not any((folder / name).exists() for name in names):
+            continue
+        manifest: dict = {}
+        try:
+            manifest = read_manifest(folder) or {}
+            state = "finished" if manifest else "unfinished"
+        except DataError:
+            state = "damaged"
+        if manifest and not (folder / "images.u8").exists():
+            state = "damaged"
+        length = sum(p.stat().st_blocks * 512 for p in folder.iterdir() if p.is_file() and not p.is_symlink())
+        found.append(
+            CacheInfo(
+                folder,
+                state,
+                manifest.get("source", ""),
+                manifest.get("count", 0),
+                manifest.get("size", 0),
+                length,
+                folder.stat().st_mtime,
+                _in_use(folder),
+                False,
+            )
         )
+    found.sort(key=lambda info: -info.used)
+    newest: dict[tuple, Path] = {}
+    for info in found:
+        if info.state == "finished":
+            newest.setdefault(_kind(info), info.folder)
+    return [info._replace(outdated=newest.get(_kind(info), info.folder) != info.folder) for info in found]
 
 
-def _raise_bad(folder: Path, bad: dict) -> None:
-    first = next(iter(bad.values()))
-    more = ""
-    if len(bad) > 1:
-        with contextlib.suppress(OSError):
-            write_whole(folder / "bad.txt", "\n".join(bad.values()) + "\n")
-        more = f" ({len(bad)} such images, listed in {folder / 'bad.txt'})"
-    raise BadImage(first + more)
+def prune(directory: str | Path, *, days: float | None = None) -> list[CacheInfo]:
+    """Remove what is of no use: builds that were not finished, damaged caches, and those of which there is a newer one
+    of the same source, size and split; with `days`, also what was not used for so long. What some process reads or
+    builds right now stays. Returns what was removed."""
+    removed = []
+    for info in list_caches(directory):
+        old = days is not None and time.time() - info.used > days * 86400
+        if info.in_use or not (info.state != "finished" or info.outdated or old):
+            continue
+        (info.folder / "manifest.json").unlink(missing_ok=True)  # from now on it is no cache
+        shutil.rmtree(info.folder)
+        removed.append(info)
+    if removed:
+        sync_folder(Path(directory).expanduser())
+    return removed
 
 
-def _check_disk(folder: Path, part: Path, needed: int, what: str) -> None:
-    taken = getattr(part.stat(), "st_blocks", 0) * 512 if part.exists() else 0
-    free = shutil.disk_usage(folder).free + taken
-    if needed > free:
-        raise DataError(
-            f"{folder}: the cache needs {_gb(needed)} for {what}, but only {_gb(free)} are free; choose another "
-            "folder, a smaller size, or go without a cache"
-        )
+def _kind(info: CacheInfo) -> tuple:
+    return info.folder.name.rpartition("-")[0], info.source
 
 
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+def _in_use(folder: Path) -> bool:
+    """Whether a process reads the cache, or builds it."""
+    for name in ("images.u8", "lock"):
+        if fcntl is None or not (folder / name).exists():
+            continue
+        try:
+            with open_plain(folder / name, "r" if name == "images.u8" else "a+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def _outdated(directory: Path, folder: Path, wanted: dict) -> list[str]:
+    """A warning if there is a cache of the same source that no longer fits."""
+    old = []
+    with contextlib.suppress(DataError, OSError):
+        for info in list_caches(directory):
+            same = _kind(info) == (folder.name.rpartition("-")[0], wanted["source"])
+            if same and info.folder != folder and info.state == "finished":
+                old.append(info.folder.name)
+    if not old:
+        return []
+    return [
+        f"{directory}: image files were added, removed or rewritten since {old[0]} was built, or others were chosen: "
+        f"a new cache is built. Remove what is out of date: gpu-logicmix cache --to {directory} --prune"
+    ]

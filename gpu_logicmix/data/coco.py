@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gpu_logicmix.data.files import DataError, Listing, check_choice, check_paths, read_json
+from gpu_logicmix.data.files import Listing, check_choice, check_paths
+from gpu_logicmix.errors import DataError
+from gpu_logicmix.files import read_json
 
 
 def list_coco(root: Path, split: str, *, year: str | None = None, empty: str = "absent") -> Listing:
@@ -27,20 +28,17 @@ def list_coco(root: Path, split: str, *, year: str | None = None, empty: str = "
     if not folder.is_dir() and (root / "images" / folder.name).is_dir():
         folder = root / "images" / folder.name
 
-    coco = _index(file)
-    image_ids, category_ids = coco.getImgIds(), sorted(coco.getCatIds())
+    images, categories, cells = read_instances(file, ("id", "file_name"))
+    labels = np.zeros((len(images), len(categories)), dtype=np.int8)
+    labels[cells[:, 0], cells[:, 1]] = 1
     if empty == "drop":
-        image_ids = [i for i in image_ids if coco.imgToAnns[i]]
-    column = {category: c for c, category in enumerate(category_ids)}
-    labels = np.zeros((len(image_ids), len(category_ids)), dtype=np.int8)
-    for row, image_id in enumerate(image_ids):
-        for annotation in coco.imgToAnns[image_id]:
-            labels[row, column[annotation["category_id"]]] = 1
-
-    names = [coco.imgs[i]["file_name"] for i in image_ids]
-    missing = check_paths(folder, names, lambda i: f"{file}, image id {image_ids[i]}")
-    categories = [coco.cats[i]["name"] for i in category_ids]
-    return Listing(folder, names, [str(i) for i in image_ids], labels, categories, missing)
+        kept = np.flatnonzero(labels.any(1))
+        images, labels = [images[row] for row in kept], labels[kept]
+        if not images:
+            raise DataError(f"{file}: no image has an object, so empty='drop' leaves none")
+    names = [image["file_name"] for image in images]
+    missing = check_paths(folder, names, lambda i: f"{file}, image id {images[i]['id']}")
+    return Listing(folder, names, [str(image["id"]) for image in images], labels, categories, missing)
 
 
 def _annotation_file(root: Path, part: str, year: str | None) -> Path:
@@ -56,54 +54,65 @@ def _annotation_file(root: Path, part: str, year: str | None) -> Path:
     return found[0]
 
 
-def _index(file: Path):
-    """pycocotools' index of the file, after a look at everything it would stumble over."""
-    from pycocotools.coco import COCO
-
+def read_instances(file: Path, image_fields: tuple[str, ...]) -> tuple[list[dict], list[str], np.ndarray]:
+    """A file in COCO's form: its images, the names of its categories in the order of their ids, and for each annotation
+    (row of the image, column of the category)."""
     data = read_json(file)
     for key in ("images", "annotations", "categories"):
         if not isinstance(data, dict) or not isinstance(data.get(key), list):
             raise DataError(f"{file}: has no list {key!r}; this is not a COCO instances file")
-    if not data["images"]:
-        raise DataError(f"{file}: lists no images")
-    if not data["categories"]:
-        raise DataError(f"{file}: lists no categories")
-    for key, fields in (
-        ("images", ("id", "file_name")),
-        ("annotations", ("image_id", "category_id")),
-        ("categories", ("id", "name")),
-    ):
+    for key in ("images", "categories"):
+        if not data[key]:
+            raise DataError(f"{file}: lists no {key}")
+    _check_fields(file, data)
+    for key, field in [("images", field) for field in image_fields] + [("categories", "id"), ("categories", "name")]:
+        _check_values(file, key, field, data[key])
+    categories = sorted(data["categories"], key=lambda entry: entry["id"])
+    column = {entry["id"]: c for c, entry in enumerate(categories)}
+    row = {entry["id"]: r for r, entry in enumerate(data["images"])}
+    cells = np.empty((len(data["annotations"]), 2), dtype=np.int64)
+    for number, entry in enumerate(data["annotations"]):
+        image, category = entry["image_id"], entry["category_id"]
+        if not _is_id(category) or category not in column:
+            raise _unlisted(file, number, entry, f"has category_id {category!r}", "categories")
+        if not _is_id(image) or image not in row:
+            raise _unlisted(file, number, entry, f"is about image id {image!r}", "images")
+        cells[number] = row[image], column[category]
+    return data["images"], [entry["name"] for entry in categories], cells
+
+
+def _unlisted(file: Path, number: int, entry: dict, what: str, where: str) -> DataError:
+    return DataError(
+        f"{file}: annotation id {entry.get('id', number)} {what}, which is not in the list of {where}; "
+        "add it there, or remove the annotation"
+    )
+
+
+def _check_fields(file: Path, data: dict) -> None:
+    fields = {"images": ("id",), "annotations": ("image_id", "category_id"), "categories": ("id", "name")}
+    for key, needed in fields.items():
         for number, entry in enumerate(data[key]):
-            for field in fields:
+            for field in needed:
                 if not isinstance(entry, dict) or field not in entry:
                     raise DataError(f"{file}: {key}[{number}] has no {field!r}; is the file damaged?")
-        for field in ("id", "file_name") if key == "images" else ("id",) if key == "categories" else ():
-            _check_unique(file, key, field, data[key])
-    images, categories = {e["id"] for e in data["images"]}, {e["id"] for e in data["categories"]}
-    for number, entry in enumerate(data["annotations"]):
-        entry.setdefault("id", number)
-        if entry["category_id"] not in categories:
-            raise DataError(
-                f"{file}: annotation id {entry['id']} has category_id {entry['category_id']}, which is not in the list "
-                "of categories; add it there, or remove the annotation"
-            )
-        if entry["image_id"] not in images:
-            raise DataError(
-                f"{file}: annotation id {entry['id']} is about image id {entry['image_id']}, which is not in the list "
-                "of images; add it there, or remove the annotation"
-            )
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints as it goes
-        coco = COCO()
-        coco.dataset = data
-        coco.createIndex()
-    return coco
 
 
-def _check_unique(file: Path, key: str, field: str, entries: list[dict]) -> None:
+def _is_id(value: Any) -> bool:
+    return isinstance(value, (int, str)) and not isinstance(value, bool)
+
+
+def _check_values(file: Path, key: str, field: str, entries: list[dict]) -> None:
+    """Ids are numbers (or all are texts), names and file names are texts; none comes twice."""
     seen: dict = {}
+    kind = type(entries[0].get(field)) if field == "id" else str
     for number, entry in enumerate(entries):
-        first = seen.setdefault(entry[field], number)
+        value = entry.get(field)
+        good = _is_id(value) and type(value) is kind and value != ""
+        if not good:
+            words = "all must be whole numbers, or all texts" if field == "id" else "must be a text"
+            raise DataError(f"{file}: {key}[{number}] has the {field} {value!r}; {words}")
+        first = seen.setdefault(value, number)
         if first != number:
             raise DataError(
-                f"{file}: {key}[{number}] has the same {field} as {key}[{first}], {entry[field]!r}; remove one of them"
+                f"{file}: {key}[{number}] has the same {field} as {key}[{first}], {value!r}; remove one of them"
             )

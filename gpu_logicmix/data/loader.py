@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from gpu_logicmix.data.images import ImageDataset
+from gpu_logicmix.data.dataset import ImageDataset
 
 
 class Batches(Sampler[list[int]]):

@@ -9,12 +9,15 @@ Picture i depends on (seed, split, i) alone, not on what else is drawn or in whi
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from gpu_logicmix.data.dataset import ImageDataset
 from gpu_logicmix.data.files import DataError, check_choice
-from gpu_logicmix.data.images import ImageDataset
 
 # From common to rare.
 CATEGORIES = ["circle", "square", "triangle", "stripes", "ring", "star"]
@@ -31,13 +34,15 @@ SCENES = np.array(
 )
 SPLITS = {"train": 0, "val": 1, "test": 2}
 COUNTS = {"train": 4000, "val": 1000, "test": 1000}
+MOST = 10_000_000  # pictures; more would take gigabytes for the labels alone
 TEXTURES = {"stripes", "dots", "checks", "zigzag"}
 
 
 def open_shapes(split: str, size: int = 64, *, count: int | None = None, seed: int = 0) -> ImageDataset:
     """count: of pictures; 4,000 for "train" and 1,000 for "val" and "test" unless given."""
     check_choice("split", split, tuple(SPLITS))
-    count, seed = _whole("count", COUNTS[split] if count is None else count, 1), _whole("seed", seed, 0)
+    count = _whole("count", COUNTS[split] if count is None else count, 1, MOST)
+    seed = _whole("seed", seed, 0, 2**63 - 1)
     if size < 16:
         raise DataError(f"size={size}: shapes cannot be told apart below 16")
     source = ShapesSource(split, count, size, seed)
@@ -45,11 +50,12 @@ def open_shapes(split: str, size: int = 64, *, count: int | None = None, seed: i
     return ImageDataset("shapes", split, source, source.labels, CATEGORIES, ids)
 
 
-def _whole(name: str, value: int | str, least: int) -> int:
+def _whole(name: str, value: int | str, least: int, most: int) -> int:
     """Options from the command line are text."""
-    if not str(value).isdecimal() or int(value) < least:
-        raise DataError(f"{name}={value!r}: must be a whole number of at least {least}")
-    return int(value)
+    text = str(value)
+    if not (text.isascii() and text.isdecimal()) or len(text) > 20 or not least <= int(text) <= most:
+        raise DataError(f"{name}={text[:40]!r}: must be a whole number from {least} to {most:,}")
+    return int(text)
 
 
 class ShapesSource:
@@ -64,8 +70,11 @@ class ShapesSource:
         rng = np.random.default_rng((self.seed, SPLITS[self.split], index, 1))
         return torch.from_numpy(draw_picture(rng, np.flatnonzero(self.labels[index]), self.size))
 
-    def fingerprint(self) -> str:
-        return f"shapes 1 {self.split} {self.count} {self.size} seed {self.seed}"
+    def parts(self, rows: Sequence[int] | np.ndarray | None = None) -> dict[str, str]:
+        """Checksum of which pictures these are."""
+        rows = np.arange(self.count) if rows is None else np.asarray(rows, dtype=np.int64)
+        text = f"shapes 1 {self.split} seed {self.seed} {hashlib.sha256(rows.tobytes()).hexdigest()}"
+        return {"files": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def draw_picture(rng: np.random.Generator, present: np.ndarray, size: int) -> np.ndarray:

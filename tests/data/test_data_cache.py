@@ -1,5 +1,6 @@
 """The cache: the same pixels, and never a part of it taken for the whole."""
 
+import gc
 import json
 import os
 import pickle
@@ -12,16 +13,22 @@ import time
 import numpy as np
 import pytest
 import torch
-from trees import dataset_of
+from trees import dataset_of, photo
 
-from gpu_logicmix.data import BadImage, Batches, DataError, cache, cache_dataset, make_loader, open_dataset
-from gpu_logicmix.data.cache import verify_cache
+from gpu_logicmix.data import BadImage, Batches, DataError, cache, cache_build, cache_dataset, make_loader, open_dataset
+from gpu_logicmix.data.cache import list_caches, prune, verify_cache
 
 
 @pytest.fixture
 def images(tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()
+    return folder
+
+
+def only(directory):
+    """The one cache in a folder."""
+    (folder,) = directory.iterdir()
     return folder
 
 
@@ -35,16 +42,16 @@ def same(cached, dataset):
 @pytest.mark.parametrize("chunk_bytes", [1, 3 * 16 * 16 * 3, 1 << 20])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_cache_is_the_dataset(tmp_path, images, monkeypatch, chunk_bytes, threads):
-    monkeypatch.setattr(cache, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(cache_build, "CHUNK_BYTES", chunk_bytes)
     dataset = dataset_of(images)
     cached = cache_dataset(dataset, tmp_path / "cache", threads=threads)
     same(cached, dataset)
-    folder = tmp_path / "cache" / "test-train-16"
-    assert sorted(p.name for p in folder.iterdir()) == ["images.u8", "lock", "manifest.json"]
+    folder = only(tmp_path / "cache")
+    assert sorted(p.name for p in folder.iterdir()) == ["crc32.u4", "images.u8", "lock", "manifest.json"]
     manifest = json.loads((folder / "manifest.json").read_text())
     assert (manifest["count"], manifest["size"], manifest["source"]) == (10, 16, str(images))
     verify_cache(folder)
-    monkeypatch.setattr(cache, "_build", lambda *a: pytest.fail("built again"))
+    monkeypatch.setattr(cache, "build_cache", lambda *a: pytest.fail("built again"))
     again = cache_dataset(dataset, tmp_path / "cache")
     same(again, dataset)
     again.labels = np.zeros_like(dataset.labels)  # labels are not in the cache
@@ -76,9 +83,10 @@ def test_reading_ahead(tmp_path, images):
     loader.sampler.set_epoch(0, start=1)
     assert [rows.tolist() for _, _, rows in loader] == first[1:]
     assert len(loader) == 4
-    (tmp_path / "cache" / "test-train-16" / "images.u8").unlink()
+    (only(tmp_path / "cache") / "images.u8").unlink()
+    assert [rows.tolist() for _, _, rows in loader]  # what is open stays open
     gone = make_loader(cache_copy(cached), 3)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(DataError, match=r"images.u8: cannot be read"):
         list(gone)
 
 
@@ -88,32 +96,183 @@ def cache_copy(cached):
     return cached
 
 
-def test_changed_sources_are_noticed(tmp_path, images):
-    cache_dataset(dataset_of(images), tmp_path / "cache")
+def test_changed_sources_get_a_cache_of_their_own(tmp_path, images):
+    directory = tmp_path / "cache"
+    before = cache_dataset(dataset_of(images), directory)
+    assert not before.warnings
     os.utime(images / "3.png", ns=(1, 1))
-    with pytest.raises(DataError, match=r"out of date.*--rebuild \(rebuild=True\)"):
-        cache_dataset(_same_files(images), tmp_path / "cache")
-    same(cache_dataset(_same_files(images), tmp_path / "cache", rebuild=True), _same_files(images))
-    with pytest.raises(DataError, match="of a dataset of 10 images, not 9"):
-        cache_dataset(_same_files(images, 9), tmp_path / "cache")
-    file = tmp_path / "cache" / "test-train-16" / "images.u8"
+    after = cache_dataset(_same_files(images), directory)
+    assert after.source.folder != before.source.folder
+    assert "a new cache is built" in after.warnings[0]
+    assert "--prune" in after.warnings[0]
+    nine = cache_dataset(_same_files(images, 9), directory)  # other datasets share the folder
+    assert len(nine) == 9
+    assert len(list(directory.iterdir())) == 3
+    same(cache_dataset(_same_files(images), directory, rebuild=True), _same_files(images))
+
+
+def test_damage_is_named(tmp_path, images):
+    directory = tmp_path / "cache"
+    cached = cache_dataset(dataset_of(images), directory)
+    file = cached.source.file
     whole = file.read_bytes()
     file.write_bytes(whole[:-1])
-    with pytest.raises(DataError, match="missing or not of"):
-        cache_dataset(_same_files(images), tmp_path / "cache")
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(DataError, match="damaged from image 0 on"):
-        verify_cache(file.parent)
-    (file.parent / "manifest.json").write_text("{")
-    with pytest.raises(DataError, match=r"manifest.json: cannot be read"):
-        cache_dataset(_same_files(images), tmp_path / "cache")
+    with pytest.raises(DataError, match=r"images.u8: 7,679 bytes, must be 7,680; remove the folder"):
+        cache_dataset(_same_files(images), directory)
+    for place in (0, 4 * 768 + 5, len(whole) - 1):
+        row = place // 768
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        file.write_bytes(damaged)
+        with pytest.raises(DataError, match=f"image {row} is damaged"):
+            verify_cache(file.parent)
+        again = cache_dataset(_same_files(images), directory)
+        with pytest.raises(DataError, match=f"image {row} is damaged"):  # on first use
+            again[list(range(10))]
+        good = [i for i in range(10) if i != row]
+        assert torch.equal(again[good][0], cached[good][0])
+    file.write_bytes(whole)
+    (file.parent / "crc32.u4").write_bytes(b"")
+    with pytest.raises(DataError, match=r"crc32.u4: missing or damaged"):
+        cache_dataset(_same_files(images), directory)
     with pytest.raises(DataError, match="no manifest"):
         verify_cache(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        {"crc32": []},
+        {"crc32": 5},
+        {"crc32": None},
+        {"count": "10"},
+        {"count": -1},
+        {"count": 9},
+        {"count": True},
+        {"size": 0},
+        {"size": [16]},
+        {"bad": []},
+        {"bad": {"x": "y"}},
+        {"bad": {"99": "y"}},
+        {"fingerprint": 1},
+        {"version": 99},
+    ],
+)
+def test_manifests_of_wrong_types_are_one_line(tmp_path, images, change):
+    directory = tmp_path / "cache"
+    cached = cache_dataset(dataset_of(images), directory)
+    file = cached.source.folder / "manifest.json"
+    file.write_text(change if isinstance(change, str) else json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(DataError, match=r"remove the folder .*, or build it again") as caught:
+        cache_dataset(_same_files(images), directory)
+    assert "\n" not in str(caught.value)
+    same(cache_dataset(_same_files(images), directory, rebuild=True), _same_files(images))
+
+
+def test_a_cut_file_is_an_error_not_a_crash(tmp_path, images):
+    cached = cache_dataset(dataset_of(images), tmp_path / "cache")
+    with open(cached.source.file, "r+b") as file:
+        file.truncate(5 * 768 + 10)
+    cached[[0, 1, 2]]
+    with pytest.raises(DataError, match="cut short at image 5"):
+        cached[[5]]
+
+
+def test_a_reader_keeps_the_pixels_it_started_with(tmp_path, images):
+    dataset = dataset_of(images)
+    cached = cache_dataset(dataset, tmp_path / "cache")
+    before = cached[[1, 2]][0].clone()
+    times = (images / "1.png").stat()
+    photo(20, 16, seed=99).save(images / "1.png")  # other pixels under the old date and size: the same fingerprint
+    data = (images / "1.png").read_bytes()
+    (images / "1.png").write_bytes(data[: times.st_size].ljust(times.st_size, b"\0"))
+    os.utime(images / "1.png", ns=(times.st_atime_ns, times.st_mtime_ns))
+    other = _same_files(images)
+    other.on_bad_image = "skip"
+    rebuilt = cache_dataset(other, tmp_path / "cache", rebuild=True)
+    assert rebuilt.source.folder == cached.source.folder
+    assert torch.equal(cached[[1, 2]][0], before)
+    with pytest.raises(DataError, match="built again while it was in use"):
+        cache_copy(cached)[[1]]
+
+
+def test_list_and_prune(tmp_path, images):
+    directory = tmp_path / "cache"
+    with pytest.raises(DataError, match="no such folder"):
+        list_caches(directory)
+    old = cache_dataset(dataset_of(images), directory)
+    os.utime(images / "3.png", ns=(1, 1))
+    new = cache_dataset(_same_files(images), directory)
+    other = cache_dataset(_same_files(images, 9), directory)
+    folders = {name: source.source.folder for name, source in (("old", old), ("new", new), ("other", other))}
+    os.utime(folders["old"], (1, 1))
+    os.utime(folders["other"], (2, 2))
+    half, damaged, mine = directory / "csv-train-8-abc", directory / "csv-val-8-abc", directory / "notes"
+    for folder in (half, damaged, mine):
+        folder.mkdir()
+    (half / "images.u8.part").write_bytes(b"x")
+    (damaged / "manifest.json").write_text("{")
+    (mine / "read.txt").write_text("not a cache")
+    os.symlink(tmp_path, directory / "link")
+    infos = {info.folder: info for info in list_caches(directory)}
+    assert set(infos) == {*folders.values(), half, damaged}
+    assert (infos[half].state, infos[damaged].state) == ("unfinished", "damaged")
+    info = infos[folders["new"]]
+    assert (info.state, info.count, info.size, info.in_use, info.outdated) == ("finished", 10, 16, True, False)
+    assert info.bytes >= 7680
+    assert infos[folders["old"]].outdated
+    assert {i.folder for i in prune(directory)} == {half, damaged}  # all others are in use
+    del old, new, other
+    gc.collect()
+    assert {i.folder for i in prune(directory)} == {folders["old"], folders["other"]}
+    assert {i.folder for i in prune(directory, days=1)} == set()
+    os.utime(folders["new"], (1, 1))
+    assert {i.folder for i in prune(directory, days=1)} == {folders["new"]}
+    assert mine.is_dir()
+    assert (tmp_path / "images").is_dir()
+
+
+def test_planted_links_in_a_cache_are_not_followed(tmp_path, images):
+    dataset = dataset_of(images)
+    folder = cache_dataset(dataset, tmp_path / "cache").source.folder
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    for name in ("images.u8.part", "progress.jsonl", "crc32.u4", "bad.txt", "manifest.json.tmp"):
+        (folder / name).unlink(missing_ok=True)
+        os.symlink(mine, folder / name)
+    same(cache_dataset(dataset, tmp_path / "cache", rebuild=True), dataset)
+    assert mine.read_text() == "mine"
+    (folder / "lock").unlink()
+    os.symlink(mine, folder / "lock")
+    with pytest.raises(OSError, match="symbolic link"):
+        cache_dataset(dataset, tmp_path / "cache", rebuild=True)
+    assert mine.read_text() == "mine"
+
+
+def test_a_damaged_part_is_decoded_again(tmp_path, images, monkeypatch):
+    monkeypatch.setattr(cache_build, "CHUNK_BYTES", 2 * 768)
+    dataset = dataset_of(images, bad=(9,))
+    with pytest.raises(BadImage):
+        cache_dataset(dataset, tmp_path / "cache")
+    part = only(tmp_path / "cache") / "images.u8.part"
+    data = bytearray(part.read_bytes())
+    data[4 * 768 + 3] ^= 255
+    part.write_bytes(data)
+    read, reads = dataset.source.read, []
+    dataset.on_bad_image = "skip"
+    dataset.source.read = lambda index: reads.append(index) or read(index)
+    cached = cache_dataset(dataset, tmp_path / "cache", threads=1)
+    assert reads == [4, 5]
+    assert torch.equal(cached[[4]][0], dataset[[4]][0])
+
+
 def _same_files(images, count=10):
     """The dataset again, without writing the files anew."""
-    from gpu_logicmix.data.images import FileSource, ImageDataset
+    from gpu_logicmix.data.dataset import ImageDataset
+    from gpu_logicmix.data.images import FileSource
 
     paths = [f"{i}.png" for i in range(count)]
     source = FileSource(images, paths, 16)
@@ -121,10 +280,9 @@ def _same_files(images, count=10):
 
 
 def test_another_format_version_is_not_read(tmp_path, images, monkeypatch):
-    cache_dataset(dataset_of(images), tmp_path / "cache")
+    first = cache_dataset(dataset_of(images), tmp_path / "cache")
     monkeypatch.setattr(cache, "VERSION", 99)
-    with pytest.raises(DataError, match="another version"):
-        cache_dataset(_same_files(images), tmp_path / "cache")
+    assert cache_dataset(_same_files(images), tmp_path / "cache").source.folder != first.source.folder
 
 
 def test_disk_is_checked_first(tmp_path, images, monkeypatch):
@@ -132,7 +290,7 @@ def test_disk_is_checked_first(tmp_path, images, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     with pytest.raises(DataError, match=r"needs 0.0 MB for 10 images at 16 x 16, but only 0.0 MB are free"):
         cache_dataset(dataset_of(images), tmp_path / "cache")
-    assert not (tmp_path / "cache" / "test-train-16" / "images.u8.part").exists()
+    assert not (only(tmp_path / "cache") / "images.u8.part").exists()
     dataset = dataset_of(images)
     count = 82_783
     dataset._labels, dataset.source.size, dataset.size = np.zeros((count, 80), dtype=np.int8), 448, 448
@@ -145,7 +303,7 @@ def test_bad_images_in_a_cache(tmp_path, images):
     dataset = dataset_of(images, bad=(2, 7))
     with pytest.raises(BadImage, match=r"2.png: cannot be decoded.*\(2 such images, listed in .*bad.txt\)"):
         cache_dataset(dataset, tmp_path / "cache")
-    bad = (tmp_path / "cache" / "test-train-16" / "bad.txt").read_text().splitlines()
+    bad = (only(tmp_path / "cache") / "bad.txt").read_text().splitlines()
     assert len(bad) == 2
     dataset.on_bad_image = "skip"
     dataset.source.read = lambda index: pytest.fail("the first build has decoded everything")
@@ -161,8 +319,8 @@ def test_bad_images_in_a_cache(tmp_path, images):
 
 BUILD = """
 import sys, time
-from gpu_logicmix.data import cache, cache_dataset, open_dataset
-cache.CHUNK_BYTES, cache.COMMIT_SECONDS = 3 * 16 * 16 * 5, 0.0
+from gpu_logicmix.data import cache_build, cache_dataset, open_dataset
+cache_build.CHUNK_BYTES, cache_build.COMMIT_SECONDS = 3 * 16 * 16 * 5, 0.0
 dataset = open_dataset("shapes", size=16, count=400)
 read = dataset.source.read
 reads = 0
@@ -179,10 +337,12 @@ print("decoded", reads)
 
 def test_killed_builds_go_on(tmp_path):
     """SIGKILL at several moments: no cache until it is whole, and finished work is not done again."""
-    folder = tmp_path / "shapes-train-16"
     command = [sys.executable, "-c", BUILD, str(tmp_path)]
     for lines in (3, 20, 40):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while process.poll() is None and not list(tmp_path.iterdir()):
+            time.sleep(0.002)
+        folder = only(tmp_path)
         log = folder / "progress.jsonl"
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and process.poll() is None:
@@ -203,14 +363,24 @@ def test_killed_builds_go_on(tmp_path):
     same(cache_dataset(dataset, tmp_path), dataset)
 
 
-def test_half_a_cache_of_another_source_is_not_continued(tmp_path, images, monkeypatch):
-    folder = tmp_path / "cache" / "test-train-16"
-    folder.mkdir(parents=True)
-    (folder / "images.u8.part").write_bytes(bytes(10 * 16 * 16 * 3))
-    header = {"version": 1, "source": "elsewhere", "size": 16, "count": 10, "fingerprint": "x", "chunk": 256}
-    (folder / "progress.jsonl").write_text(json.dumps(header) + '\n{"number": 0, "crc32": 1, "bad": {}}\n')
-    dataset = dataset_of(images)
-    same(cache_dataset(dataset, tmp_path / "cache"), dataset)
+@pytest.mark.parametrize(
+    "entry", ['{"number": 0, "crc32": [1], "bad": {}}', "[]", '{"number": "x"}', "5", "null", "{}"]
+)
+def test_half_a_cache_of_another_source_or_of_nonsense_is_not_continued(tmp_path, images, entry, monkeypatch):
+    dataset = dataset_of(images, bad=(0,))
+    with pytest.raises(BadImage):
+        cache_dataset(dataset, tmp_path / "cache")
+    folder = only(tmp_path / "cache")
+    photo(20, 16).save(images / "0.png")
+    header = json.loads((folder / "progress.jsonl").read_text().splitlines()[0])
+    for change in ({}, {"fingerprint": "x"}):
+        for name in ("manifest.json", "images.u8"):
+            (folder / name).unlink(missing_ok=True)
+        (folder / "images.u8.part").write_bytes(bytes(10 * 16 * 16 * 3))
+        (folder / "progress.jsonl").write_text(json.dumps({**header, **change}) + f"\n{entry}\n")
+        monkeypatch.setattr(type(dataset.source), "parts", lambda *a: {"files": "same"})
+        monkeypatch.setattr(cache, "digest_of", lambda parts: header["fingerprint"])
+        same(cache_dataset(dataset, tmp_path / "cache"), dataset)
 
 
 def test_two_builders_at_once(tmp_path):
@@ -218,4 +388,4 @@ def test_two_builders_at_once(tmp_path):
     builders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     decoded = sorted(int(b.communicate()[0].split("decoded")[1]) for b in builders)
     assert decoded == [0, 400]  # one built, the other waited and found it
-    verify_cache(tmp_path / "shapes-train-16")
+    verify_cache(only(tmp_path))

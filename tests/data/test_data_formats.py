@@ -30,8 +30,8 @@ def coco_tree(root, year="2014", images=None, annotations=None, categories=None)
         annotations = [{"id": n, "image_id": i, "category_id": c, "iscrowd": n % 2} for n, (i, c) in enumerate(pairs)]
     categories = categories or [{"id": 9, "name": "zebra"}, {"id": 2, "name": "apple"}]
     for entry in images:
-        if isinstance(entry, dict) and "/" not in str(entry.get("file_name", "/")):
-            picture(root / f"train{year}" / entry["file_name"])
+        if isinstance(entry, dict) and "/" not in str(entry.get("file_name", "/")) and entry["file_name"]:
+            picture((root / f"train{year}" / str(entry["file_name"])).with_suffix(".jpg"))
     (root / "annotations").mkdir(parents=True, exist_ok=True)
     data = {"images": images, "annotations": annotations, "categories": categories}
     (root / "annotations" / f"instances_train{year}.json").write_text(json.dumps(data))
@@ -102,6 +102,23 @@ def test_coco_years_and_nested_images(tmp_path):
         ({"images": []}, "lists no images"),
         ({"images": [{"id": 1, "file_name": "../x/a.jpg"}], "annotations": []}, "image id 1: .*leads out"),
         ({"images": [{"id": 1, "file_name": "/etc/passwd"}], "annotations": []}, "image id 1: .*leads out"),
+        ({"images": [{"id": 1, "file_name": 7}]}, r"images\[0\] has the file_name 7; must be a text"),
+        ({"images": [{"id": 1, "file_name": None}]}, r"images\[0\] has the file_name None"),
+        ({"images": [{"id": 1, "file_name": ""}]}, r"images\[0\] has the file_name ''"),
+        ({"images": [{"id": [1], "file_name": "a.jpg"}]}, r"images\[0\] has the id \[1\]; all must be whole numbers"),
+        ({"images": [{"id": {"a": 1}, "file_name": "a.jpg"}]}, r"images\[0\] has the id"),
+        ({"images": [{"id": True, "file_name": "a.jpg"}]}, r"images\[0\] has the id True"),
+        (
+            {"images": [{"id": 1, "file_name": "a.jpg"}, {"id": "2", "file_name": "b.jpg"}]},
+            r"images\[1\] has the id '2'",
+        ),
+        ({"annotations": [{"id": 4, "image_id": [7], "category_id": 2}]}, r"is about image id \[7\]"),
+        ({"annotations": [{"id": 4, "image_id": 7, "category_id": {}}]}, r"has category_id {}"),
+        ({"annotations": ["x"]}, r"annotations\[0\] has no 'image_id'"),
+        ({"categories": [{"id": 2, "name": None}]}, r"categories\[0\] has the name None; must be a text"),
+        ({"categories": [{"id": [2], "name": "a"}]}, r"categories\[0\] has the id \[2\]"),
+        ({"categories": [{"id": 2, "name": "a"}, {"id": 9, "name": "a"}]}, r"categories\[1\] has the same name"),
+        ({"categories": [{"id": 2, "name": "a"}, {"id": "9", "name": "b"}]}, r"categories\[1\] has the id '9'"),
     ],
 )
 def test_coco_mistakes(tmp_path, change, match):
@@ -347,10 +364,11 @@ def test_folder_for_prediction(tmp_path):
 
 
 def test_specs(tmp_path):
-    refused("'cooc:x' is no dataset; write coco:PATH", "cooc:x")
-    refused("'coco' is no dataset", "coco")
+    refused("'cooc:x': unknown dataset; write coco:PATH", "cooc:x")
+    refused("'coco': unknown dataset", "coco")
     refused("no such file or folder", f"coco:{tmp_path / 'none'}")
     refused("option 'difficult': coco has the options year, empty", f"coco:{tmp_path}", difficult="ignore")
     refused("on_bad_image='ignore': must be raise or skip", f"coco:{coco_tree(tmp_path)}", on_bad_image="ignore")
-    with pytest.raises(DataError, match="size=0"):
-        open_dataset("shapes", size=0)
+    for size in (0, 100_000):
+        with pytest.raises(DataError, match=f"size={size}: must be from 1 to 8192"):
+            open_dataset("shapes", size=size)

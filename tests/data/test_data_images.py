@@ -1,7 +1,9 @@
 """Decoding all sorts of images, the dataset, and the order of batches."""
 
 import io
+import os
 import struct
+import subprocess
 import zlib
 
 import numpy as np
@@ -13,8 +15,8 @@ from PIL import Image
 from trees import dataset_of, photo
 
 from gpu_logicmix import hide_labels
-from gpu_logicmix.data import BadImage, Batches, DataError, make_loader, open_dataset
-from gpu_logicmix.data.images import read_image
+from gpu_logicmix.data import BadImage, Batches, DataError, ImageDataset, cache_dataset, make_loader, open_dataset
+from gpu_logicmix.data.images import read_image, what_changed
 
 
 def pillow(image, size):
@@ -94,8 +96,9 @@ def broken_files():
     photo().save(jpeg, "JPEG")
     return {
         "truncated.jpg": (jpeg.getvalue()[:-900], "truncated"),
-        "text.jpg": (b"this is no image", "no image format"),
-        "empty.jpg": (b"", "no image format"),
+        "text.jpg": (b"this is no image", "not an image, or of none of the formats JPEG, PNG"),
+        "empty.jpg": (b"", "not an image"),
+        "postscript.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n", "not an image"),
         "bomb.png": (bomb(50_000, 50_000), "make it smaller"),
         "large.png": (bomb(10_000, 10_000), "10000 x 10000 pixels are over the limit"),
     }
@@ -115,8 +118,35 @@ def test_broken_images_are_named(tmp_path, name):
 def test_missing_and_unreadable(tmp_path):
     with pytest.raises(BadImage, match=r"a.jpg: no such file; replace"):
         read_image(tmp_path / "a.jpg", 32)
-    with pytest.raises(BadImage, match="cannot be decoded"):
+    with pytest.raises(BadImage, match=r"cannot be read \(not a plain file\)"):
         read_image(tmp_path, 32)
+    os.mkfifo(tmp_path / "pipe.jpg")  # must not be waited for
+    with pytest.raises(BadImage, match=r"pipe.jpg: cannot be read \(not a plain file\)"):
+        read_image(tmp_path / "pipe.jpg", 32)
+    photo().save(tmp_path / "b.png")
+    os.symlink(tmp_path / "b.png", tmp_path / "link.png")
+    assert read_image(tmp_path / "link.png", 32).shape == (32, 32, 3)
+    with pytest.raises(BadImage, match="symbolic link"):
+        read_image(tmp_path / "link.png", 32, follow=False)
+
+
+def test_no_program_is_ever_started(tmp_path, monkeypatch):
+    """An EPS file by the name of .jpg: Pillow would start Ghostscript."""
+    eps = io.BytesIO()
+    photo().save(eps, "EPS")
+    (tmp_path / "a.jpg").write_bytes(eps.getvalue())
+    with Image.open(tmp_path / "a.jpg") as image:
+        assert image.format == "EPS"  # Pillow alone would
+    for name in ("Popen", "run", "check_call", "check_output"):
+        monkeypatch.setattr(subprocess, name, lambda *a, **k: pytest.fail("started a program"))
+    with pytest.raises(BadImage, match="not an image"):
+        read_image(tmp_path / "a.jpg", 32)
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "MPO"])
+def test_formats_that_are_read(tmp_path, name):
+    photo().save(tmp_path / "a", name)
+    assert read_image(tmp_path / "a", 32).shape == (32, 32, 3)
 
 
 # --- The dataset ------------------------------------------------------------------------------------------------------
@@ -135,13 +165,58 @@ def test_samples_and_batches_agree(tmp_path):
     targets[:] = 7  # what a user does to a sample stays out of the matrix
     many[:] = 7
     assert dataset.labels.max() == 1
-    for wrong in (10, -11, [0, 10], [-1]):
+    for wrong in (10, -11, [0, 10], [-1], torch.tensor(10)):
         with pytest.raises(IndexError, match="out of range"):
             dataset[wrong]
     assert dataset[[]][0].shape == (0, 3, 16, 16)
     plain = torch.utils.data.DataLoader(dataset, batch_size=4)  # works, only slower
     assert next(iter(plain))[0].shape == (4, 3, 16, 16)
     assert "10 images of 16 x 16" in repr(dataset)
+
+
+def test_masks_slices_and_scalars_are_what_they_are_in_numpy(tmp_path):
+    dataset = dataset_of(tmp_path)
+    rows = np.arange(10)
+    mask = rows % 3 == 1
+    for index in (mask, mask.tolist(), torch.from_numpy(mask), slice(2, 8, 3), slice(None), slice(-2, None), range(3)):
+        expected = rows[index if isinstance(index, slice) else np.asarray(index)]
+        images, targets, found = dataset[index]
+        assert found.tolist() == expected.tolist()
+        assert torch.equal(images, dataset[expected.tolist()][0])
+        assert np.array_equal(targets.numpy(), dataset.labels[expected])
+    for scalar in (torch.tensor(3), np.int64(3), np.array(3), torch.tensor(-7)):
+        assert dataset[scalar][2] == 3
+        assert dataset[scalar][0].shape == (3, 16, 16)
+    for wrong in (mask[:5], [True, False], 1.5, [0.5, 1.0], "3", None, [[1, 2]], torch.tensor([1.0])):
+        with pytest.raises(IndexError):
+            dataset[wrong]
+
+
+def test_fingerprint_says_what_changed(tmp_path):
+    dataset = dataset_of(tmp_path)
+    before = dataset.fingerprint()
+    assert before == same_files(dataset).fingerprint()
+    changed = lambda other: what_changed(before, other.fingerprint())  # noqa: E731
+    os.utime(tmp_path / "3.png", ns=(5, 5))
+    assert changed(dataset) == ["file dates"]
+    (tmp_path / "4.png").unlink()
+    assert changed(dataset) == ["file sizes", "file dates"]
+    dataset = dataset_of(tmp_path)
+    before = dataset.fingerprint()
+    labels = dataset.labels.copy()
+    labels[0, 0] = 1 if labels[0, 0] != 1 else 0
+    other = same_files(dataset)
+    other.labels = labels
+    assert changed(other) == ["labels"]
+    assert set(changed(dataset.take(range(9)))) == {"images", "labels", "files", "file sizes", "file dates"}
+    assert dataset.take([3, 5]).fingerprint() == dataset.take([5, 3]).take([1, 0]).fingerprint()
+    cached = cache_dataset(dataset, tmp_path / "cache")
+    assert changed(cached) == []  # the same with and without a cache
+    assert cached.take([1]).fingerprint() == dataset.take([1]).fingerprint()
+
+
+def same_files(dataset):
+    return ImageDataset("test", "train", dataset.source, dataset.labels, dataset.categories, dataset.ids)
 
 
 def test_labels_can_be_hidden_saved_and_compared(tmp_path):

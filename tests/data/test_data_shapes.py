@@ -54,9 +54,13 @@ def test_any_size(size):
 
 def test_mistakes():
     for options, match in (
-        ({"count": 0}, "count=0"),
+        ({"count": 0}, "count='0'"),
         ({"count": "many"}, "count='many': must be a whole number"),
-        ({"seed": -1}, "seed=-1"),
+        ({"seed": -1}, "seed='-1'"),
+        ({"count": "99999999999"}, "count='99999999999': must be a whole number from 1 to 10,000,000"),
+        ({"count": "9" * 5000}, "count='9999"),
+        ({"seed": 10**30}, "seed="),
+        ({"count": "²"}, "must be a whole number"),
         ({"size": 8}, "below 16"),
         ({"split": "all"}, "split='all'"),
     ):
