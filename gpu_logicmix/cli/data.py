@@ -28,7 +28,7 @@ from gpu_logicmix.cli.options import (
     opened,
 )
 from gpu_logicmix.data import DataError, cache_dataset
-from gpu_logicmix.data.cache import verify_cache
+from gpu_logicmix.data.cache import list_caches, prune, verify_cache
 from gpu_logicmix.errors import printable, shown
 from gpu_logicmix.labels import label_counts
 from gpu_logicmix.train.config import hide
@@ -147,13 +147,19 @@ def preview(
 
 
 def cache(
-    data: Data,
+    *,
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="As for stats.", show_default=False)] = None,
     to: Annotated[Path, typer.Option(help="Folder for caches, with a subfolder per dataset, split and size.")],
     split: Split = "train",
     size: Annotated[int, typer.Option(min=1, max=MAX_SIZE, help="Images are resized to SIZE x SIZE.")] = 448,
     threads: Annotated[int | None, typer.Option(min=1, help="Decoding threads; all cores unless given.")] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Build again what is there already.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Read everything and compare checksums.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the caches in the folder --to.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--prune", help="Remove caches that are unfinished, damaged or superseded; none in use.")
+    ] = False,
+    days: Annotated[float | None, typer.Option(min=0, help="With --prune, also those unused for so many days.")] = None,
     option: Options = None,
     on_bad_image: BadImages = "raise",
 ) -> None:
@@ -164,6 +170,11 @@ def cache(
 
         gpu-logicmix cache coco:/data/coco --to /scratch --size 448
     """
+    if show or remove:
+        _caches(to, remove, days)
+        return
+    if data is None:
+        raise DataError("which dataset? Write gpu-logicmix cache DATA --to FOLDER")
     dataset = opened(data, split, size, option, on_bad_image)
     cached = cache_dataset(dataset, to, threads=threads, rebuild=rebuild)
     folder = cached.source.file.parent
@@ -172,3 +183,17 @@ def cache(
     length = cached.source.file.stat().st_size / 1e9
     screen.say(f"{printable(folder)}: {len(cached):,} images, {length:.2f} GB")
     list_bad_images(cached)
+    for line in cached.warnings:
+        screen.say(f"warning: {printable(line)}")
+
+
+def _caches(directory: Path, remove: bool, days: float | None) -> None:
+    """`cache --list` and `cache --prune`."""
+    for info in prune(directory, days=days) if remove else ():
+        screen.say(f"removed {printable(info.folder)}: {info.state}, {info.bytes / 1e9:.2f} GB")
+    infos = list_caches(directory)
+    for info in infos:
+        state = "in use" if info.in_use else "superseded" if info.outdated else info.state
+        what = f"{info.count:,} images of {info.size} px from {info.source}" if info.count else "nothing finished"
+        screen.say(f"{printable(info.folder.name)}: {state}, {info.bytes / 1e9:.2f} GB, {printable(what)}")
+    screen.say(f"{len(infos)} caches in {printable(directory)}, {sum(i.bytes for i in infos) / 1e9:.2f} GB")

@@ -56,10 +56,19 @@ def test_cache(tmp_path):
         assert code == 0, text
     (folder,) = tmp_path.glob("shapes-train-16-*")
     assert (folder / "images.u8").stat().st_size == 40 * 16 * 16 * 3
-    code, text = run("cache", "shapes", "--to", tmp_path, "--size", "16", "-o", "count=41")
-    assert code == 1
-    assert "--rebuild" in text
+    assert run("cache", "shapes", "--to", tmp_path, "--size", "16", "-o", "count=41")[0] == 0  # beside the other
     assert run("cache", "shapes", "--to", tmp_path, "--size", "16", "-o", "count=41", "--rebuild")[0] == 0
+    code, text = run("cache", "--to", tmp_path, "--list")
+    assert code == 0, text
+    assert "40 images of 16 px from shapes" in text
+    assert "2 caches" in text
+    code, text = run("cache", "--to", tmp_path, "--prune")
+    assert code == 0, text
+    assert f"removed {folder}" in text
+    assert "1 caches" in text
+    code, text = run("cache", "--to", tmp_path)
+    assert code == 1
+    assert "which dataset?" in text
 
 
 @pytest.mark.parametrize(
