@@ -92,12 +92,25 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _print_method(name: str | None) -> None:
+    if name is not None:
+        from gpu_logicmix.cli.methods import print_method
+
+        print_method(name)
+
+
 @app.callback(invoke_without_command=True)
 def _start(
     context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print versions and exit.")
     ] = False,
+    help_method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", callback=_print_method, is_eager=True, help="Explain a loss or a head; alone: list them."
+        ),
+    ] = None,
 ) -> None:
     if context.invoked_subcommand is None:
         screen.say("running the demo; --help lists all commands")
@@ -125,10 +138,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _with_value(arguments: list[str]) -> list[str]:
-    """`--resume` may stand alone, which the option parser does not support."""
+    """`--resume` and `--help-method` may stand alone, which the option parser does not support."""
     out = []
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=True):
         out.append(argument)
         if argument == "--resume" and following not in ("never", "must", "auto"):
             out.append("must")
+        elif argument == "--help-method" and following.startswith("-"):
+            out.append("list")
     return out

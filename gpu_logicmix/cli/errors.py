@@ -20,7 +20,7 @@ def explain(error: BaseException, parameters: Iterable[Any] = ()) -> tuple[str, 
     """The line to print, and the exit code. parameters: of the command that was running."""
     text = printable(" ".join(str(error).split()))
     if _is_out_of_memory(error):
-        hint = "a smaller --batch-size or --size needs less"
+        hint = "a smaller --size or --batch-size, or fewer images, need less"
         return f"out of memory ({_first_sentence(text) or type(error).__name__}); {hint}", MISTAKE
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("gpu_logicmix"):
         return f'{text}; the commands need: pip install "gpu-logicmix[train]"', MISTAKE
@@ -51,7 +51,11 @@ def in_options(text: str, parameters: Iterable[Any]) -> str:
             value = match[2]
         return _as_typed(parameter, value if isinstance(value, (bool, list, str)) else match[2])
 
-    return re.sub(rf"(?<![\w/.=\-\['\"])({names})=({_VALUE})", option, text)
+    text = re.sub(rf"(?<![\w/.=\-\['\"])({names})=({_VALUE})", option, text)
+    if "pretrained=True" in text:  # what `--weights hub` becomes in Python
+        text = text.replace("pretrained=True", "--weights hub")
+        text += "; without network access: --weights FILE.safetensors, or --weights none"
+    return text
 
 
 def _as_typed(parameter: Any, value: Any) -> str:

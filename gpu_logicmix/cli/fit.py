@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from gpu_logicmix.cli import runs, screen
+from gpu_logicmix.cli.methods import print_method
 from gpu_logicmix.errors import printable
 from gpu_logicmix.train.config import OPTION_TYPES, PRESETS, Config, make_config
 
@@ -79,6 +80,12 @@ def fit(
     ] = "never",
     config: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Options from a file: name = value.")] = None,
     preset: Annotated[Literal[tuple(PRESETS)] | None, typer.Option(help="The paper's settings.")] = None,  # type: ignore[valid-type]
+    help_method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", callback=print_method, is_eager=True, help="Explain a loss or a head; alone: list them."
+        ),
+    ] = None,
 ) -> None:
     """Train a model, evaluate it after each epoch, and write a report.
 
@@ -102,13 +109,13 @@ def fit(
 
         torchrun --nproc_per_node 4 train.py fit coco:/data/coco --known 0.1 --out runs/coco-10
     """
-    from gpu_logicmix.train import engine
-
     if resume != "never" and config is None:
         if out is None:
             raise ValueError("--resume: which run? Add --out FOLDER")
         config = out / "config.toml" if (out / "config.toml").exists() else None
     chosen = _chosen(given, preset, config, resume)
+    from gpu_logicmix.train import engine  # after the options: what is wrong with them need not wait for timm
+
     folder = out or Path("runs") / engine.default_name(chosen)
     command = f"gpu-logicmix {shlex.join(sys.argv[1:])}"
     try:
