@@ -41,8 +41,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpu_logicmix import GPULogicMix, __version__, logic_or
 from gpu_logicmix.data import ImageDataset, cache_dataset, make_loader, open_dataset
+from gpu_logicmix.machine import keep_memory
 from gpu_logicmix.progress import progress_bar
-from gpu_logicmix.train.step import keep_memory
 
 RESULTS = Path(__file__).parent / "results"
 P = 0.5

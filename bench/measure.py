@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_logicmix.train.runfolder import machine as cpu_name
+from gpu_logicmix.machine import machine as cpu_name
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -28,9 +28,9 @@ from rich.progress import Progress
 from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_logicmix.train import engine
+from gpu_logicmix.train import loop
 from gpu_logicmix.train.config import Config
-from gpu_logicmix.train.step import World, joined_world
+from gpu_logicmix.train.distributed import World, joined_world
 from gpu_logicmix.train.stepbench import VARIANTS, measure_step, open_run, step_config, step_table
 
 STEPS = 10  # between two logging points; all are alike
@@ -59,7 +59,7 @@ class Operators(TorchDispatchMode):
 @contextlib.contextmanager
 def run_on_meta(config: Config):
     """A run without values, and a batch."""
-    with mock.patch.object(engine, "autocast", return_value=contextlib.nullcontext()):  # it does not know the device
+    with mock.patch.object(loop, "autocast", return_value=contextlib.nullcontext()):  # it does not know the device
         run, batch = open_run(config, World(0, 1, torch.device("meta")))
         for group in run.optimizer.param_groups:
             group["foreach"] = True
@@ -75,14 +75,14 @@ def count_operators(config: Config) -> dict[str, dict[str, int]]:
             def enter(part: str) -> None:
                 operators.part = part
 
-            def leave_model(module, inputs, logits):
+            def leave_model(module, inputs, output):
                 enter("loss")
-                logits.register_hook(lambda grad: enter("model"))  # the loss's own backward pass is over
+                output.logits.register_hook(lambda grad: enter("model"))  # the loss's own backward pass is over
 
             run.net.register_forward_pre_hook(lambda *_: enter("model"))
             run.net.register_forward_hook(leave_model)
-            count, update = run.loss.count, run._update
-            run.loss.count = lambda targets: (enter("bookkeeping"), count(targets))[1]
+            add, update = run.sums.add, run._update
+            run.sums.add = lambda *loss: (enter("bookkeeping"), add(*loss))[1]
             run._update = lambda: (enter("update"), update())[1]
             run.batch(*batch, update=True)
     return {part: {"operators": operators.counts[part], "views": operators.views[part]} for part in PARTS}

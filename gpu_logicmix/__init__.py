@@ -45,7 +45,7 @@ _LATER = {
     "make_loader": "data",
     "open_dataset": "data",
     "Config": "train.config",
-    "fit": "train.engine",
+    "fit": "train.loop",
 }
 
 # `from gpu_logicmix import *` gives what torch and numpy alone can load.

@@ -19,8 +19,10 @@ from rich.table import Table
 
 from gpu_logicmix import GPULogicMix, mean_average_precision
 from gpu_logicmix.data import make_loader
-from gpu_logicmix.train.engine import load_run, progress_bar
-from gpu_logicmix.train.step import joined_world, moved, open_val
+from gpu_logicmix.train.batch import moved
+from gpu_logicmix.train.distributed import joined_world
+from gpu_logicmix.train.inputs import open_val
+from gpu_logicmix.train.predict import load_run, progress_bar
 
 SIZES = (1, 2, 3)  # images in a mixture
 

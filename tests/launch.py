@@ -15,12 +15,13 @@ from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["launch", "gpu_logicmix.cli.fit", "gpu_logicmix.train.engine", "gpu_logicmix.report.pictures"]
+    ["launch", "gpu_logicmix.cli.fit", "gpu_logicmix.train.loop", "gpu_logicmix.report.pictures"]
 )
 
 # A run that takes seconds, and has everything in it that is random or keeps a state.
 _SMALL = """
-    fit shapes -o count=40 --size 32 --known 0.5 --model test_resnet --weights none --head linear --dropout 0.1
+    fit shapes -o count=40 --size 32 --known 0.5 --model test_resnet --weights none --head linear
+    --head-option dropout=0.1
     --batch-size 8 --accumulate 2 --epochs 3 --theta-pos 0.2 --theta-neg -0.2 --cft-epochs 5 --log-every 1
     --workers 0 --threads 1
 """

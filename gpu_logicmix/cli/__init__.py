@@ -19,6 +19,7 @@ from typer.main import get_command
 from gpu_logicmix.cli import screen
 from gpu_logicmix.cli.errors import INTERRUPTED, explain, version_line
 from gpu_logicmix.errors import shown
+from gpu_logicmix.machine import keep_memory
 
 
 class Entry(NamedTuple):
@@ -121,6 +122,7 @@ def _start(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. An error ends in one line; GPU_LOGICMIX_DEBUG=1 shows where it came from."""
+    keep_memory()
     command = get_command(app)
     try:
         command.main(_with_value(sys.argv[1:] if arguments is None else arguments), prog_name="gpu-logicmix")

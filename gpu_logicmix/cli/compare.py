@@ -33,7 +33,7 @@ def demo(
         gpu-logicmix demo --seed 1 --out demo-1
     """
     from gpu_logicmix.cli.demo import run_demo
-    from gpu_logicmix.train.engine import Interrupted
+    from gpu_logicmix.train.signals import Interrupted
 
     try:
         run_demo(out, quick=quick, console=screen.console, seed=seed, device=device, threads=threads)
@@ -69,7 +69,7 @@ def study(
         gpu-logicmix study studies/coco-mini.toml --shard 0/2
     """
     from gpu_logicmix.study import plan as studies
-    from gpu_logicmix.train import engine
+    from gpu_logicmix.train.signals import Interrupted
 
     part, whole = _shard(shard)
     planned = studies.read_study(file, **given(data=data, weights=weights, cache=cache, device=device, threads=threads))
@@ -81,7 +81,7 @@ def study(
     try:
         if not only_report:
             failed = studies.run_study(planned, out, shard=(part, whole), console=screen.console)
-    except engine.Interrupted as stopped:
+    except Interrupted as stopped:
         screen.say(f"stopped; the same command continues ({printable(stopped)})", "yellow")
         raise typer.Exit(130 if stopped.signum == signal.SIGINT else 0) from None
     rows = studies.collect(planned, out)

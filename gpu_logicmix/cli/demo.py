@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from gpu_logicmix.augment.logicmix import GPULogicMix
+from gpu_logicmix.errors import RunError
 from gpu_logicmix.files import write_whole
 from gpu_logicmix.metrics import average_precision
 from gpu_logicmix.report.markup import (
@@ -39,10 +40,10 @@ from gpu_logicmix.report.markup import (
 )
 from gpu_logicmix.report.pictures import batch_steps, drawn_batch
 from gpu_logicmix.report.run_page import Run, batch_pictures, read_run, report_run
+from gpu_logicmix.train.checkpoint import locked
 from gpu_logicmix.train.config import Config
-from gpu_logicmix.train.engine import fit
-from gpu_logicmix.train.runfolder import RunError, locked
-from gpu_logicmix.train.step import images_to_do, open_train, open_val
+from gpu_logicmix.train.inputs import images_to_do, open_train, open_val
+from gpu_logicmix.train.loop import fit
 
 # Folder of the run -> what it is called, and the one option in which it differs.
 METHODS = {"plain": ("plain training", {"mix": "none"}), "logicmix": ("LogicMix", {"mix": "logicmix"})}

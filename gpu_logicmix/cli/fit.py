@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ import typer
 from gpu_logicmix.cli import runs, screen
 from gpu_logicmix.cli.methods import print_method
 from gpu_logicmix.errors import printable
+from gpu_logicmix.train.checkpoint import read_config
 from gpu_logicmix.train.config import OPTION_TYPES, PRESETS, Config, make_config
 
 NEEDS_DATA = (
@@ -109,25 +110,34 @@ def fit(
 
         torchrun --nproc_per_node 4 train.py fit coco:/data/coco --known 0.1 --out runs/coco-10
     """
-    if resume != "never" and config is None:
-        if out is None:
-            raise ValueError("--resume: which run? Add --out FOLDER")
-        config = out / "config.toml" if (out / "config.toml").exists() else None
-    chosen = _chosen(given, preset, config, resume)
-    from gpu_logicmix.train import engine  # after the options: what is wrong with them need not wait for timm
+    from_folder = resume != "never" and config is None
+    if from_folder and out is None:
+        raise ValueError("--resume: which run? Add --out FOLDER")
+    if from_folder and (resume == "must" or _has_run(out)):
+        chosen = replace(read_config(out), **given)
+    else:
+        chosen = _chosen(given, preset, config, resume)
+    # After the options: what is wrong with them need not wait for timm.
+    from gpu_logicmix.train.loop import fit as train
+    from gpu_logicmix.train.predict import default_name
+    from gpu_logicmix.train.signals import Interrupted
 
-    folder = out or Path("runs") / engine.default_name(chosen)
+    folder = out or Path("runs") / default_name(chosen)
     command = f"gpu-logicmix {shlex.join(sys.argv[1:])}"
     try:
-        engine.fit(chosen, folder, resume=resume, command=command, console=screen.console)
-    except engine.Interrupted as stopped:
+        train(chosen, folder, resume=resume, command=command, console=screen.console)
+    except Interrupted as stopped:
         screen.say(printable(stopped), "yellow")
         raise typer.Exit(130 if stopped.signum == signal.SIGINT else 0) from None
     runs.write_report(folder)
 
 
+def _has_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("config.toml", "last.pt", "previous.pt"))
+
+
 def _chosen(given: dict[str, Any], preset: str | None, file: Path | None, resume: str) -> Config:
-    if "data" not in given and file is None and resume == "never":
+    if "data" not in given and file is None:
         raise ValueError(NEEDS_DATA)
     try:
         return make_config(given, preset, file)

@@ -50,10 +50,10 @@ def evaluate(
 
     gpu-logicmix evaluate runs/photos --data csv:more/labels.csv --split train
     """
-    from gpu_logicmix.train import engine
+    from gpu_logicmix.train import predict as predictions
 
     options = given(device=device, threads=threads, batch_size=batch_size)
-    result = engine.evaluate_run(run, data, split, use, console=screen.console, **options)
+    result = predictions.evaluate_run(run, data, split, use, console=screen.console, **options)
     if int(os.environ.get("RANK", 0)):
         return
     metrics, categories = result.metrics, result.categories
@@ -102,12 +102,12 @@ def predict(
 
         gpu-logicmix predict runs/photos holiday/ --out holiday.csv
     """
-    from gpu_logicmix.train import engine
+    from gpu_logicmix.train import predict as predictions
 
     if out is not None and out.suffix not in (".csv", ".json"):
         raise ValueError(f"--out {out}: must end in .csv or .json")
     options = given(device=device, threads=threads, batch_size=batch_size)
-    names, categories, probabilities, bad = engine.predict(run, images, use, console=screen.console, **options)
+    names, categories, probabilities, bad = predictions.predict(run, images, use, console=screen.console, **options)
     table = Table("image", "most likely categories")
     best = probabilities.sort(dim=1, descending=True, stable=True).indices[:, :top]
     for name, row, chosen in list(zip(names, probabilities, best.tolist(), strict=True))[:20]:
@@ -153,11 +153,11 @@ def cft(
 
         gpu-logicmix cft runs/coco-10 --epochs 200
     """
-    from gpu_logicmix.train import engine
+    from gpu_logicmix.train import finetune
 
     options = given(cft_epochs=epochs, cft_lr=lr, cft_method=method)
     options |= given(device=device, threads=threads, batch_size=batch_size)
-    engine.fine_tune(run, console=screen.console, options=options)
+    finetune.fine_tune(run, console=screen.console, options=options)
     write_report(run)
 
 

@@ -25,11 +25,13 @@ class Head(nn.Module):
     takes: "pooled": features [B, D]; "map": features [B, D, H, W] before pooling.
     views: 2: the run augments each batch twice, weakly (flip alone) and strongly, mixed by the same plan.
     uses_word_vectors: `prepare` is given word vectors where the user has some.
+    leaves_parameters_unused: some parameters have no gradient in some steps; several processes have to know.
     """
 
     takes = "pooled"
     views = 1
     uses_word_vectors = False
+    leaves_parameters_unused = False
     writes_labels = False  # True: wants `table`, the pseudo-labels of the run, and writes to it
     table: Any = None
 

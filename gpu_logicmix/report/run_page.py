@@ -52,9 +52,10 @@ from gpu_logicmix.report.pictures import (
     drawn_batch,
     to_picture,
 )
+from gpu_logicmix.train.batch import Augment
+from gpu_logicmix.train.checkpoint import read_config
 from gpu_logicmix.train.config import Config, read_toml
-from gpu_logicmix.train.runfolder import read_config
-from gpu_logicmix.train.step import Augment, open_train, open_val
+from gpu_logicmix.train.inputs import open_train, open_val
 
 # Shown first where it is not known which options are the default.
 MAIN_OPTIONS = ["data", "known", "protocol", "mix", "p", "k_min", "k_max", "randaugment", "cl", "cft", "model"]

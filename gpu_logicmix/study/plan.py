@@ -48,12 +48,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from gpu_logicmix.errors import RunError
 from gpu_logicmix.files import waited_lock, write_whole, written_whole
 from gpu_logicmix.report.markup import html_table, paragraph, section, whole_page
-from gpu_logicmix.train.config import OPTION_TYPES, Config, changed, read_toml
-from gpu_logicmix.train.engine import FREE, fit
-from gpu_logicmix.train.runfolder import RunError, read_log
-from gpu_logicmix.train.step import images_to_do, open_train, open_val
+from gpu_logicmix.train.config import FREE, OPTION_TYPES, Config, changed, read_toml
+from gpu_logicmix.train.inputs import images_to_do, open_train, open_val
+from gpu_logicmix.train.loop import fit
+from gpu_logicmix.train.runlog import read_log
 
 # Two-sided 95 % quantiles of Student's t for 1, 2, 3 ... degrees of freedom; the normal one beyond.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)

@@ -14,22 +14,24 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
+from gpu_logicmix.augment import MIXES
+from gpu_logicmix.curriculum import SELECTIONS
 from gpu_logicmix.labels import PROTOCOLS, hide_labels
+from gpu_logicmix.losses.base import LOSSES
+from gpu_logicmix.methods.base import HEADS
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-MIXES = ("logicmix", "mixup", "ormixup", "mlmixup", "mixup-pme", "none")
-LOSSES = ("asl", "bce", "focal", "dp-asl")
-SELECTIONS = ("score", "positive-score", "top", "top-per-category")
 
 # The rest of each is the default.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -47,116 +49,147 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def _option(panel: str, default: Any, help: str, **rules: Any) -> Any:
-    """A field. rules: `low`, `high` (limits that are allowed themselves), `above` (a limit that is not), `choices`."""
+    """A field. rules: `low`, `high` (limits that are allowed themselves), `above` (a limit that is not), `choices`;
+    `free`: a run may resume with another value, since it does not change what is computed."""
     return field(default=default, metadata={"panel": panel, "help": help, **rules})
+
+
+_data, _mix, _model, _opt, _cl, _run = (
+    partial(_option, panel)
+    for panel in (
+        "Data",
+        "Mixing and augmentation",
+        "Model",
+        "Optimiser",
+        "Curriculum labeling and fine-tuning",
+        "Run",
+    )
+)
 
 
 @dataclass
 class Config:
     """Everything a run depends on. `Config(...)` checks the values; one line says what is wrong with them."""
 
-    data: str = _option("Data", "shapes", "coco:PATH, voc2007:PATH, vg200:PATH, csv:PATH or shapes.")
-    option: list[str] | None = _option("Data", None, "Option of the dataset, NAME=VALUE; may be repeated.")  # noqa: RUF009
-    val: str | None = _option("Data", None, "DATA to validate on, if not the val split of the same.")
-    holdout: float = _option(
-        "Data", 0.0, "Validate on this share of the training images instead: to choose settings by.", low=0, high=0.9
+    data: str = _data("shapes", "coco:PATH, voc2007:PATH, vg200:PATH, csv:PATH or shapes.", free=True)
+    option: list[str] | None = _data(None, "Option of the dataset, NAME=VALUE; may be repeated.")  # noqa: RUF009
+    val: str | None = _data(None, "DATA to validate on, if not the val split of the same.", free=True)
+    holdout: float = _data(
+        0.0, "Validate on this share of the training images instead: to choose settings by.", low=0, high=0.9
     )
-    images: int | None = _option("Data", None, "Train on so many images, drawn at random once and for all.", low=1)
-    tune_images: int = _option(
-        "Data",
+    images: int | None = _data(None, "Train on this many images, drawn at random once and for all.", low=1)
+    tune_images: int = _data(
         0,
         "Hold out this many training images to choose the best epoch by; the validation images then only report.",
         low=0,
     )
-    size: int = _option("Data", 448, "Images become SIZE x SIZE.", low=8)
-    known: float | None = _option(
-        "Data", None, "Hide labels first: the share that is kept, as 0.1; with --protocol per-class a number, as 50."
+    size: int = _data(448, "Images become SIZE x SIZE.", low=8, high=8192)
+    known: float | None = _data(
+        None, "Hide labels first: the share that is kept, as 0.1; with --protocol per-class a number, as 50."
     )
-    protocol: str = _option(
-        "Data", "uniform", "Which labels are hidden; hcp: the mask of the SST and SARB papers.", choices=PROTOCOLS
+    protocol: str = _data(
+        "uniform", "Which labels are hidden; hcp: the mask of the SST and SARB papers.", choices=PROTOCOLS
     )
-    on_bad_image: str = _option(
-        "Data", "raise", "Stop at an image that cannot be read, or go on without it.", choices=("raise", "skip")
+    on_bad_image: str = _data(
+        "raise", "Stop at an image that cannot be read, or skip it.", choices=("raise", "skip"), free=True
     )
-    cache: str | None = _option("Data", None, "Folder for decoded images; later epochs and runs read them from there.")
-    workers: int = _option("Data", 2, "Processes that decode images (none are needed with --cache).", low=0)
+    cache: str | None = _data(None, "Folder for decoded images; later epochs and runs read them from there.", free=True)
+    workers: int = _data(2, "Processes that decode images (not used with --cache).", low=0, high=256, free=True)
 
-    mix: str = _option("Mixing and augmentation", "logicmix", "How samples are mixed.", choices=MIXES)
-    p: float = _option("Mixing and augmentation", 0.5, "LogicMix: share of samples that are mixed.", low=0, high=1)
-    k_min: int = _option("Mixing and augmentation", 2, "LogicMix: at least so many samples make one.", low=1)
-    k_max: int = _option("Mixing and augmentation", 3, "LogicMix: at most so many.", low=1)
-    clean_epochs: int = _option("Mixing and augmentation", 0, "Epochs at the end in which nothing is mixed.", low=0)
-    flip: bool = _option("Mixing and augmentation", True, "Flip half of the images.")
-    randaugment: bool = _option("Mixing and augmentation", True, "RandAugment, drawn for each sample.")
-    ra_n: int = _option("Mixing and augmentation", 2, "RandAugment: operations an image.", low=0)
-    ra_m: int = _option("Mixing and augmentation", 9, "RandAugment: magnitude, of 31.", low=0, high=30)
+    mix: str = _mix("logicmix", "How samples are mixed.", choices=tuple(MIXES))
+    p: float = _mix(0.5, "LogicMix: share of samples that are mixed.", low=0, high=1)
+    k_min: int = _mix(2, "LogicMix: minimum number of samples that make one.", low=1)
+    k_max: int = _mix(3, "LogicMix: maximum number of samples that make one.", low=1, high=64)
+    bank: int = _mix(
+        0, "LogicMix: also draw partners from this many samples of earlier batches; for small batches.", low=0
+    )
+    partners: str = _mix(
+        "distinct",
+        "LogicMix: K different samples, or drawn with replacement as in the authors' released code.",
+        choices=("distinct", "with-replacement"),
+    )
+    mix_unknown: str = _mix(
+        "unknown",
+        "LogicMix: what unknown labels count as when mixing. absent: an ablation of the paper.",
+        choices=("unknown", "absent"),
+    )
+    clean_epochs: int = _mix(0, "Epochs at the end in which nothing is mixed.", low=0)
+    crop: str = _mix(
+        "none",
+        "multi-scale: a random crop of 1, 7/8, 3/4, 5/8 or 1/2 of the side, per image.",
+        choices=("none", "multi-scale"),
+    )
+    flip: bool = _mix(True, "Flip half of the images.")
+    randaugment: bool = _mix(True, "RandAugment, drawn per image.")
+    ra_n: int = _mix(2, "RandAugment: operations per image.", low=0)
+    ra_m: int = _mix(9, "RandAugment: magnitude, from 0 to 30.", low=0, high=30)
 
-    model: str = _option("Model", "resnet101", "Any model of timm.")
-    weights: str = _option("Model", "hub", "hub: timm's pretrained ones; none; or a .safetensors or .pth file.")
-    head: str = _option("Model", "mlp", "The classifier on top.", choices=("linear", "mlp"))
-    dropout: float = _option("Model", 0.0, "Before the last layer.", low=0, high=0.99)
-    normalisation: str = _option(
-        "Model",
+    model: str = _model("resnet101", "Any timm model.")
+    weights: str = _model("hub", "hub: timm's pretrained weights; none; or a .safetensors or .pth file.", free=True)
+    init: str | None = _model(None, "Start from the weights of this finished run (its folder).", free=True)
+    head: str = _model("mlp", "The head: a method by name (--help-method lists them), or MODULE:NAME.")
+    head_option: list[str] | None = _model(None, "Option of the head, NAME=VALUE; may be repeated.")  # noqa: RUF009
+    word_vectors: str | None = _model(
+        None, "Word vectors of the categories for heads that use them: .npy in category order, or GloVe's text file."
+    )
+    normalisation: str = _model(
         "auto",
         "Of the input: none (the paper), the backbone's own, or auto: the latter if it comes with weights.",
         choices=("auto", "none", "backbone"),
     )
-    freeze: int = _option("Model", 0, "Stages of the backbone not to train, from the image on; -1: all.", low=-1)
-
-    batch_norm: str = _option(
-        "Model", "train", "eval: keep the statistics of the weights; for few images.", choices=("train", "eval")
+    freeze: int = _model(0, "Stages of the backbone not to train, from the image on; -1: all.", low=-1)
+    batch_norm: str = _model(
+        "train", "eval: keep the statistics of the weights; for few images.", choices=("train", "eval")
     )
 
-    epochs: int = _option("Optimiser", 60, "Passes through the data.", low=1)
-    batch_size: int = _option("Optimiser", 32, "Images a step, in each process.", low=1)
-    accumulate: int = _option("Optimiser", 4, "Steps whose gradients make one update.", low=1)
-    lr: float = _option("Optimiser", 2e-4, "Peak learning rate.", above=0)
-    backbone_lr: float | None = _option("Optimiser", None, "That of the backbone, if another.", above=0)
-    weight_decay: float = _option("Optimiser", 1e-4, "Of AdamW; not on biases and norms.", low=0)
-    schedule: str = _option("Optimiser", "onecycle", "Of the learning rate.", choices=("onecycle", "constant"))
-    warmup: float = _option("Optimiser", 0.2, "1cycle: share of the run in which the rate rises.", low=0, high=1)
-    ema_decay: float = _option("Optimiser", 0.999, "Moving average of the weights; 0: none.", low=0, high=0.99999)
-    ema_warmup: bool = _option("Optimiser", True, "Let the average forget the first steps sooner.")
-    loss: str = _option(
-        "Optimiser", "asl", "asl: asymmetric; dp-asl: another policy for mixed samples.", choices=LOSSES
+    epochs: int = _opt(60, "Passes through the data.", low=1, high=100_000)
+    batch_size: int = _opt(32, "Images per step, in each process.", low=1, high=1_000_000)
+    accumulate: int = _opt(4, "Steps whose gradients make one update.", low=1)
+    optimizer: str = _opt("adamw", "adamw, or adam: weight decay as part of the gradient.", choices=("adamw", "adam"))
+    lr: float = _opt(2e-4, "Peak learning rate.", above=0)
+    backbone_lr: float | None = _opt(None, "Peak learning rate of the backbone; --lr if not given.", above=0)
+    weight_decay: float = _opt(1e-4, "Weight decay; not on biases and norms.", low=0)
+    schedule: str = _opt(
+        "onecycle",
+        "Learning rate schedule. authors: 1cycle as in the LogicMix authors' released code, which runs only its first "
+        "1/accumulate; step: a tenth from epoch --lr-step on.",
+        choices=("onecycle", "authors", "step", "constant"),
     )
-    gamma_neg: float = _option("Optimiser", 4.0, "asl: focus on hard negatives.", low=0)
-    gamma_pos: float = _option("Optimiser", 0.0, "asl: focus on hard positives; focal: on both.", low=0)
-    clip: float = _option("Optimiser", 0.05, "asl: negatives below this probability cost nothing.", low=0, high=0.99)
-    assume_negative: bool = _option("Optimiser", False, "Take unknown labels as absent.")
+    warmup: float = _opt(0.2, "1cycle: share of the run in which the rate rises.", low=0, high=1)
+    lr_step: int = _opt(10, "Schedule step: the epoch after which the rate falls to a tenth.", low=1)
+    ema_decay: float = _opt(0.999, "Moving average of the weights; 0: none.", low=0, high=0.99999)
+    ema_warmup: bool = _opt(True, "Let the average forget the first steps sooner.")
+    loss: str = _opt("asl", "The loss: a name (--help-method lists them), or MODULE:NAME.")
+    loss_option: list[str] | None = _opt(None, "Option of the loss, NAME=VALUE; may be repeated.")  # noqa: RUF009
 
-    cl: bool = _option("Curriculum labeling and fine-tuning", True, "Curriculum labeling: pseudo-labels.")
-    theta_pos: float = _option("Curriculum labeling and fine-tuning", 2.0, "Present where the logit is above.")
-    theta_neg: float = _option("Curriculum labeling and fine-tuning", -2.0, "Absent where the logit is below.")
-    cl_start: int = _option("Curriculum labeling and fine-tuning", 1, "First epoch after which to label.", low=1)
-    cl_select: str = _option(
-        "Curriculum labeling and fine-tuning",
-        "score",
-        "By the thresholds, or the surest --cl-fraction.",
-        choices=SELECTIONS,
-    )
-    cl_fraction: float = _option(
-        "Curriculum labeling and fine-tuning", 0.5, "For top and top-per-category.", low=0, high=1
-    )
-    cft: bool = _option("Curriculum labeling and fine-tuning", True, "Category-wise fine-tuning at the end.")
-    cft_epochs: int = _option("Curriculum labeling and fine-tuning", 1000, "At most so many.", low=1)
-    cft_lr: float = _option("Curriculum labeling and fine-tuning", 1e-4, "Of Adam.", above=0)
-    cft_method: str = _option(
-        "Curriculum labeling and fine-tuning", "adam", "ga: a genetic algorithm on AP.", choices=("adam", "ga")
+    cl: bool = _cl(True, "Curriculum labeling: pseudo-labels.")
+    theta_pos: float = _cl(2.0, "Present where the logit is above.")
+    theta_neg: float = _cl(-2.0, "Absent where the logit is below.")
+    cl_start: int = _cl(1, "First epoch after which to label.", low=1)
+    cl_select: str = _cl("score", "By the thresholds, or the most confident --cl-fraction.", choices=SELECTIONS)
+    cl_fraction: float = _cl(0.5, "For top and top-per-category.", low=0, high=1)
+    cft: bool = _cl(True, "Category-wise fine-tuning at the end.", free=True)
+    cft_epochs: int = _cl(1000, "Category-wise fine-tuning: maximum number of epochs.", low=1, free=True)
+    cft_lr: float = _cl(1e-4, "Category-wise fine-tuning: Adam learning rate.", above=0, free=True)
+    cft_method: str = _cl(
+        "adam",
+        "Category-wise fine-tuning: adam, or ga, a genetic algorithm that maximises AP.",
+        choices=("adam", "ga"),
+        free=True,
     )
 
-    seed: int = _option("Run", 0, "Of everything drawn at random.", low=0)
-    keep: str = _option("Run", "best", "The epoch whose weights are the result.", choices=("best", "last"))
-    device: str = _option("Run", "auto", "auto, cpu, cuda, cuda:1 ...")
-    threads: int | None = _option("Run", None, "Of the CPU; torch's choice unless given.", low=1)
-    amp: str = _option(
-        "Run", "auto", "Mixed precision; auto: bfloat16 on CUDA.", choices=("auto", "bf16", "fp16", "off")
+    seed: int = _run(0, "Seed of everything drawn at random.", low=0, high=2**63 - 1)
+    keep: str = _run("best", "The epoch whose weights are the result.", choices=("best", "last"), free=True)
+    device: str = _run("auto", "auto, cpu, cuda, cuda:1 ...", free=True)
+    threads: int | None = _run(None, "CPU threads; torch's default if not given.", low=1, high=1024, free=True)
+    amp: str = _run("auto", "Mixed precision; auto: bfloat16 on CUDA.", choices=("auto", "bf16", "fp16", "off"))
+    compile: bool = _run(False, "torch.compile the model.", free=True)
+    save_every: float = _run(
+        10.0, "Minutes between checkpoints; there is one after each epoch too.", above=0, free=True
     )
-    compile: bool = _option("Run", False, "torch.compile the model.")
-    save_every: float = _option("Run", 10.0, "Minutes between checkpoints; there is one after each epoch too.", above=0)
-    eval_every: int = _option("Run", 1, "Epochs between two validations; there is one after the last.", low=1)
-    log_every: int = _option("Run", 50, "Steps between two lines of the log.", low=1)
-    tensorboard: bool = _option("Run", False, "Also write for TensorBoard.")
+    eval_every: int = _run(1, "Epochs between two validations; there is one after the last.", low=1)
+    log_every: int = _run(50, "Steps between two lines of the log.", low=1, free=True)
+    tensorboard: bool = _run(False, "Also write for TensorBoard.", free=True)
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -173,6 +206,8 @@ class Config:
             check_known(self.known, self.protocol)
         if self.val is not None and self.holdout:
             raise ValueError("val and holdout: choose one")
+        LOSSES.parse(self.loss, self.loss_option)
+        HEADS.parse(self.head, self.head_option)
 
     def _check_type(self, name: str, value: Any) -> None:
         wanted = get_args(OPTION_TYPES[name]) or (OPTION_TYPES[name],)
@@ -187,13 +222,15 @@ class Config:
 
 
 OPTION_TYPES = get_type_hints(Config)
+# A run may resume with other values of these; all else is part of what is being computed.
+FREE = frozenset(f.name for f in fields(Config) if f.metadata.get("free"))
 
 
 def _check_rules(name: str, value: Any, rules: Mapping[str, Any]) -> None:
     if value is None:
         return
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name}={value}: must be a number")
+        raise ValueError(f"{name}={value}: must be finite")
     for rule, holds, words in (
         ("low", lambda limit: value >= limit, "must be at least"),
         ("high", lambda limit: value <= limit, "must be at most"),
@@ -219,7 +256,7 @@ def make_config(given: Mapping[str, Any], preset: str | None = None, file: str |
     for name in in_file:
         if name not in OPTION_TYPES:
             near = difflib.get_close_matches(name, OPTION_TYPES, 1, 0.6)
-            hint = f"; is it {near[0]}?" if near else ""
+            hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"{file}: there is no option {name!r}{hint}")
     return Config(**{**chosen, **in_file, **given})
 
@@ -258,6 +295,18 @@ def changed(config: Config) -> dict[str, Any]:
     }
 
 
+def located(config: Config) -> Config:
+    """The options with absolute paths, as a run keeps them: it can then be evaluated from any folder."""
+    changed = {}
+    for name in ("data", "val", "cache", "weights", "init", "word_vectors"):
+        value = getattr(config, name)
+        scheme, colon, path = ("", "", value) if name not in ("data", "val") else (value or "").partition(":")
+        if not path or "://" in path or (name == "weights" and path in ("hub", "none")):
+            continue
+        changed[name] = f"{scheme}{colon}{Path(path).expanduser().absolute()}"
+    return replace(config, **changed)
+
+
 # ------------------------------------------------------------------------------------------------------------- the data
 def dataset_options(options: list[str] | None) -> dict[str, str]:
     """NAME=VALUE as names and values."""
@@ -267,7 +316,7 @@ def dataset_options(options: list[str] | None) -> dict[str, str]:
         if not equals:
             raise ValueError(f"--option {option!r}: write NAME=VALUE")
         if name in ("spec", "split", "size", "on_bad_image"):
-            raise ValueError(f"--option {option!r}: no option of a dataset; write --{name.replace('_', '-')} {value}")
+            raise ValueError(f"--option {option!r}: not a dataset option; write --{name.replace('_', '-')} {value}")
         chosen[name] = value
     return chosen
 

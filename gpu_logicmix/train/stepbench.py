@@ -2,10 +2,11 @@
 
     gpu-logicmix bench --model resnet101 --size 224 --batch-size 32
 
-The step is the one that trains (`engine.Run.batch`): labels looked up, augmentation, forward, backward, update, moving
-average of the weights. All variants are one run that is given another augmentation in each turn: same weights, same
-batch, one process, so that whatever slows the machine down slows all of them. What counts is the ratio. On a CPU that
-others use as well, that of the CPU time is the steadier one: it does not count the time in which they had the cores.
+The step is the one that trains (`loop.Training.batch`): labels looked up, augmentation, forward, backward, update,
+moving average of the weights. All variants are one run that is given another augmentation in each turn: same weights,
+same batch, one process, so that whatever slows the machine down slows all of them. What counts is the ratio. On a CPU
+that others use as well, that of the CPU time is the steadier one: it does not count the time in which they had the
+cores.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from gpu_logicmix.machine import machine, versions
+from gpu_logicmix.train.batch import Augment, moved
 from gpu_logicmix.train.config import Config
-from gpu_logicmix.train.engine import Run
-from gpu_logicmix.train.runfolder import machine, versions
-from gpu_logicmix.train.step import Augment, joined_world, moved
+from gpu_logicmix.train.distributed import joined_world
+from gpu_logicmix.train.loop import Training
 
 BARE = {"flip": False, "randaugment": False, "mix": "none"}
 # Each alone on top of the bare step, then all of them.
@@ -42,9 +44,9 @@ def step_config(**options: Any) -> Config:
     return Config(data="shapes", known=0.1, workers=0, accumulate=1, cft=False, **options)
 
 
-def open_run(config: Config, world) -> tuple[Run, tuple[Tensor, Tensor, Tensor]]:
+def open_run(config: Config, world) -> tuple[Training, tuple[Tensor, Tensor, Tensor]]:
     """A run that is ready to train, and a batch. Nothing is written: the folder is never used."""
-    run = Run(config, Path(), world, lambda words: None)
+    run = Training(config, Path(), world, lambda words: None)
     run.model.train()
     return run, next(moved(run.loader, world.device))
 

@@ -13,6 +13,7 @@ import launch
 import pytest
 import torch
 from commands import run
+from gpu_logicmix.train.runfolder import read_checkpoint, read_log
 from PIL import Image
 from safetensors.torch import load_file
 from trees import csv_tree
@@ -22,9 +23,8 @@ from gpu_logicmix.data import open_dataset
 from gpu_logicmix.data.images import read_image
 from gpu_logicmix.data.shapes import CATEGORIES
 from gpu_logicmix.models.classifier import build_model
-from gpu_logicmix.train import engine
+from gpu_logicmix.train import finetune, loop
 from gpu_logicmix.train.config import read_toml
-from gpu_logicmix.train.runfolder import read_checkpoint, read_log
 
 
 def test_stats(tmp_path, capsys):
@@ -223,7 +223,7 @@ def test_fine_tuning_sees_known_labels_alone(tmp_path, monkeypatch):
         seen.append(labels)
         return category_wise_fine_tune(features, labels, *rest, **options)
 
-    monkeypatch.setattr(engine, "category_wise_fine_tune", spy)
+    monkeypatch.setattr(finetune, "category_wise_fine_tune", spy)
     monkeypatch.setattr("gpu_logicmix.cli.runs.write_report", lambda folder: None)
     threads = torch.get_num_threads()
     code, text = run(*launch.SMALL, "--theta-pos", 0, "--theta-neg", 0, "--epochs", 2, "--out", tmp_path / "run")
@@ -415,7 +415,7 @@ def slow_to_open() -> None:
         print("opening", file=sys.stderr, flush=True)
         time.sleep(60)
 
-    engine.open_train = slow
+    loop.open_train = slow
 
 
 def test_config_file_reaches_the_run(tmp_path):

@@ -18,8 +18,10 @@ from rich.console import Console
 
 from gpu_logicmix import average_precision
 from gpu_logicmix.cli import demo
+from gpu_logicmix.errors import RunError
+from gpu_logicmix.train.checkpoint import locked
 from gpu_logicmix.train.config import make_config
-from gpu_logicmix.train.runfolder import RunError, locked, read_log
+from gpu_logicmix.train.runlog import read_log
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from sklearn.metrics import average_precision_score
 from gpu_logicmix import GPULogicMix
 from gpu_logicmix.study import plan as study
 from gpu_logicmix.study.plan import Row, cell, differences, distinct, markdown, read_results, read_study, run_study
-from gpu_logicmix.train.engine import load_run
-from gpu_logicmix.train.step import open_val
+from gpu_logicmix.train.inputs import open_val
+from gpu_logicmix.train.predict import load_run
 
 TINY = """
 [base]

@@ -7,21 +7,13 @@ from torch import nn
 
 from gpu_logicmix import GPULogicMix, OrMixup, hide_labels
 from gpu_logicmix.data import DataError, open_dataset
+from gpu_logicmix.errors import RunError
+from gpu_logicmix.train.batch import Augment, seed_step
+from gpu_logicmix.train.build import make_loss
 from gpu_logicmix.train.config import Config
-from gpu_logicmix.train.runfolder import RunError
-from gpu_logicmix.train.step import (
-    Augment,
-    World,
-    autocast,
-    fingerprint,
-    joined_world,
-    make_loss,
-    open_labeled,
-    open_train,
-    open_val,
-    predict_rows,
-    seed_step,
-)
+from gpu_logicmix.train.distributed import World, joined_world
+from gpu_logicmix.train.inputs import fingerprint, open_labeled, open_train, open_val
+from gpu_logicmix.train.predict import autocast, predict_rows
 
 CPU = World(0, 1, torch.device("cpu"))
 

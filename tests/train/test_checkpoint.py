@@ -1,4 +1,4 @@
-"""runfolder.py: what is written is whole or not there, what is damaged is noticed, and one process has the folder."""
+"""checkpoint.py and runlog.py: files are whole or not there, damage is noticed, one process has the folder."""
 
 import json
 import math
@@ -12,19 +12,17 @@ from launch import CONTEXT
 
 from gpu_logicmix import build_model
 from gpu_logicmix.data import open_dataset
-from gpu_logicmix.train.runfolder import (
-    Log,
-    RunError,
+from gpu_logicmix.errors import RunError
+from gpu_logicmix.train.checkpoint import (
     locked,
-    no_nan,
     read_checkpoint,
     read_last,
-    read_log,
     save_checkpoint,
     write_checkpoint,
     write_model,
     write_predictions,
 )
+from gpu_logicmix.train.runlog import Log, no_nan, read_log
 
 
 def state(step: int) -> dict:

@@ -1,4 +1,4 @@
-"""engine.py: runs that are killed, stopped, damaged, short of disk; one process against two; and its arithmetic."""
+"""loop.py: runs that are killed, stopped, damaged, short of disk; one process against two; and its arithmetic."""
 
 import contextlib
 import json
@@ -16,16 +16,19 @@ import torch
 from conftest import ROOT
 from launch import PLAIN, SMALL, Command, good, ranks, run, until
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import load_file
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from gpu_logicmix import cli
-from gpu_logicmix.train import engine
+from gpu_logicmix.train import finetune, finish, loop, predict
+from gpu_logicmix.train.checkpoint import read_checkpoint
 from gpu_logicmix.train.config import make_config
-from gpu_logicmix.train.runfolder import read_checkpoint, read_log
-from gpu_logicmix.train.step import World
+from gpu_logicmix.train.distributed import World
+from gpu_logicmix.train.runlog import Log, read_log
+from gpu_logicmix.train.signals import Interrupted, StopSignals
 
 TIMES = {"images_per_second", "waiting", "seconds", "waited", "elapsed", "memory", "config"}
 ALWAYS = ("--save-every", "1e-9")  # a checkpoint after each update
@@ -127,7 +130,7 @@ def half(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("half") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpu_logicmix.cli.runs.write_report", lambda folder: None)
-        code, text = stopped(patch, folder, engine, "seed_step", 8, signal.SIGTERM, *ALWAYS)
+        code, text = stopped(patch, folder, loop, "seed_step", 8, signal.SIGTERM, *ALWAYS)
     assert code == 0, text
     assert read_checkpoint(folder / "last.pt")["step"] == 9
     assert read_checkpoint(folder / "previous.pt")["step"] == 7
@@ -176,16 +179,16 @@ def test_goes_on_at_once_after_a_kill_with_workers(tmp_path, reference):
 @pytest.mark.parametrize(
     ("owner", "name", "number", "signum", "words"),
     [
-        (engine, "open_val", 1, signal.SIGINT, "stopped before the first checkpoint"),
-        (engine, "open_val", 1, signal.SIGTERM, "stopped before the first checkpoint"),
-        (engine, "seed_step", 3, signal.SIGINT, "stopped at step 4; go on with"),
-        (engine, "seed_step", 8, signal.SIGTERM, "stopped at step 9; go on with"),
-        (engine, "predict_rows", 1, signal.SIGINT, "stopped at step 5; go on with"),
-        (engine, "predict_rows", 2, signal.SIGTERM, "stopped at step 10; go on with"),
-        (engine.Run, "_label", 2, signal.SIGINT, "stopped at step 10; go on with"),
-        (engine, "write_checkpoint", 1, signal.SIGTERM, "stopped after epoch 1; go on with"),
-        (engine, "write_model", 1, signal.SIGINT, "stopped; go on with"),
-        (engine, "category_wise_fine_tune", 1, signal.SIGTERM, "stopped; go on with"),
+        (loop, "open_val", 1, signal.SIGINT, "stopped before the first checkpoint"),
+        (loop, "open_val", 1, signal.SIGTERM, "stopped before the first checkpoint"),
+        (loop, "seed_step", 3, signal.SIGINT, "stopped at step 4; resume with"),
+        (loop, "seed_step", 8, signal.SIGTERM, "stopped at step 9; resume with"),
+        (predict, "predict_rows", 1, signal.SIGINT, "stopped at step 5; resume with"),
+        (predict, "predict_rows", 2, signal.SIGTERM, "stopped at step 10; resume with"),
+        (loop.Training, "_label", 2, signal.SIGINT, "stopped at step 10; resume with"),
+        (loop, "write_checkpoint", 1, signal.SIGTERM, "stopped after epoch 1; resume with"),
+        (finish, "write_model", 1, signal.SIGINT, "stopped; resume with"),
+        (finetune, "category_wise_fine_tune", 1, signal.SIGTERM, "stopped; resume with"),
     ],
     ids=lambda value: value if isinstance(value, str) and "_" in value else None,
 )
@@ -209,7 +212,7 @@ def test_a_second_signal_is_not_waited_for(tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    at_call(monkeypatch, engine, "seed_step", 3, twice)
+    at_call(monkeypatch, loop, "seed_step", 3, twice)
     code, text = here(*SMALL, "--out", tmp_path / "run")
     assert code == 130
     assert "stopped before the first checkpoint" in text
@@ -305,7 +308,7 @@ def test_loss_that_is_no_number(tmp_path):
     assert command.err.count("\n") == 1
 
 
-def poison(run: engine.Run) -> None:
+def poison(run: loop.Training) -> None:
     with torch.no_grad():
         run.model.classifier.weight[0, 0] = float("nan")
 
@@ -313,8 +316,8 @@ def poison(run: engine.Run) -> None:
 def test_nan_stops_the_run_before_it_is_saved(copied, monkeypatch, reference):
     with monkeypatch.context() as patch:
         found = []
-        at_call(patch, engine.Run, "batch", 1, lambda run, *_: found.append(run))
-        at_call(patch, engine, "seed_step", 3, lambda *_: poison(found[0]))
+        at_call(patch, loop.Training, "batch", 1, lambda run, *_: found.append(run))
+        at_call(patch, loop, "seed_step", 3, lambda *_: poison(found[0]))
         code, text = here("fit", "--out", copied, "--resume", "--log-every", "100")
     assert code == 1
     assert "the loss is no number any more in step 12 (epoch 3); the last checkpoint" in text
@@ -328,7 +331,7 @@ def test_nan_stops_the_run_before_it_is_saved(copied, monkeypatch, reference):
 @pytest.mark.parametrize("step", [12, 15])
 def test_update_that_spoils_the_weights_is_not_saved(copied, monkeypatch, step):
     """The loss was still a number. At step 15, the last one, no other loss would tell."""
-    update = engine.Run._update
+    update = loop.Training._update
 
     def spoil(run):
         update(run)
@@ -336,7 +339,7 @@ def test_update_that_spoils_the_weights_is_not_saved(copied, monkeypatch, step):
             poison(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.Run, "_update", spoil)
+        patch.setattr(loop.Training, "_update", spoil)
         code, text = here("fit", "--out", copied, "--resume", *ALWAYS)
     assert code == 1
     assert f"no number any more in step {step} (epoch 3)" in text
@@ -414,7 +417,6 @@ def test_two_processes_evaluate_as_one(alone, tmp_path, count):
 def record(folder: Path) -> None:
     """Note what a rank draws, labels, and writes to."""
     import gpu_logicmix
-    from gpu_logicmix.train import step
 
     rank = os.environ["RANK"]
     plan, update = gpu_logicmix.GPULogicMix.plan, gpu_logicmix.CurriculumLabels.update
@@ -438,7 +440,7 @@ def record(folder: Path) -> None:
             note("write", str(arguments[0]))
 
     notes = os.open(folder / f"notes-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    step.GPULogicMix.plan = noted_plan
+    gpu_logicmix.GPULogicMix.plan = noted_plan
     gpu_logicmix.CurriculumLabels.update = noted_update
     sys.addaudithook(audit)
 
@@ -501,7 +503,7 @@ def test_one_of_two_processes_is_told_to_stop(tmp_path, signum):
 def stop_rank_one(signum: int) -> None:
     if os.environ["RANK"] == "1":
         patch = pytest.MonkeyPatch()
-        at_call(patch, engine, "seed_step", 3, lambda *_: os.kill(os.getpid(), signum))
+        at_call(patch, loop, "seed_step", 3, lambda *_: os.kill(os.getpid(), signum))
 
 
 def test_rank_that_is_killed_under_torchrun_comes_back(tmp_path):
@@ -542,7 +544,7 @@ def rank_process(torchrun: int, rank: int) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------- its arithmetic
-def a_run(tmp_path: Path, **options) -> engine.Run:
+def a_run(tmp_path: Path, **options) -> loop.Training:
     """In this process, ready to be stepped through."""
     config = make_config(
         {
@@ -551,10 +553,10 @@ def a_run(tmp_path: Path, **options) -> engine.Run:
         }
     )  # fmt: skip
     torch.set_num_threads(1)
-    return engine.Run(config, tmp_path, World(0, 1, torch.device("cpu")), lambda text: None)
+    return loop.Training(config, tmp_path, World(0, 1, torch.device("cpu")), lambda text: None)
 
 
-def step_through(run: engine.Run, steps: int) -> None:
+def step_through(run: loop.Training, steps: int) -> None:
     run.model.train()
     while steps:
         epoch, start = divmod(run.step, run.steps)
@@ -601,9 +603,9 @@ def test_rate_rises_to_its_peak_and_falls_to_nothing(tmp_path, epochs, accumulat
         update()
 
     run._update = noted
-    log = engine.Log(tmp_path, False, False)
+    log = Log(tmp_path, False, False)
     for _ in range(epochs):
-        run.train_epoch(log, lambda images: None, engine.StopSignals(tmp_path))
+        run.train_epoch(log, lambda images: None, StopSignals(tmp_path))
     assert len(rates) == epochs * -(-5 // accumulate) == run.updates
     head = [rate[-1] for rate in rates]
     peak = head.index(max(head))
@@ -810,16 +812,16 @@ def test_a_bar_ends_when_the_run_does(tmp_path, monkeypatch, options):
         bars.append([total, done])
         yield lambda images: bars[-1].__setitem__(1, bars[-1][1] + images)
 
-    monkeypatch.setattr(engine, "progress_bar", bar)
-    quiet = engine.Console(quiet=True)
+    monkeypatch.setattr(loop, "progress_bar", bar)
+    quiet = Console(quiet=True)
     config = make_config(given | options)
-    engine.fit(config, tmp_path / "whole", console=quiet)
+    loop.fit(config, tmp_path / "whole", console=quiet)
     assert bars[0][0] == bars[0][1] > 60  # images alone to train on, 16 or 20 an epoch, would be fewer
     for name, number in (("batch", 2), ("close_epoch", 2)):
         folder = tmp_path / name
         with monkeypatch.context() as patch:
-            at_call(patch, engine.Run, name, number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-            with pytest.raises(engine.Interrupted):
-                engine.fit(config, folder, console=quiet)
-        engine.fit(config, folder, resume="must", console=quiet)
+            at_call(patch, loop.Training, name, number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+            with pytest.raises(Interrupted):
+                loop.fit(config, folder, console=quiet)
+        loop.fit(config, folder, resume="must", console=quiet)
         assert bars[-1] == bars[0], name

@@ -1,0 +1,128 @@
+"""What a batch goes through on its way to the model: to the device, flip, RandAugment, /255, mix."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpu_logicmix.augment import Mix, make_mix
+from gpu_logicmix.augment.randaugment import RandAugment, RandomHorizontalFlip
+from gpu_logicmix.errors import DataError, RunError
+from gpu_logicmix.train.config import Config
+
+Sample = tuple[Tensor, Tensor, Tensor]  # images uint8 [B, 3, H, W], targets int8 [B, C], index int64 [B]
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Fix all that a step draws at random, on every device."""
+    digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def mix_of(config: Config) -> Mix | None:
+    """The mix that the options name."""
+    if config.mix != "logicmix":
+        return make_mix(config.mix)
+    options = {"p": config.p, "k_min": config.k_min, "k_max": config.k_max, "bank": config.bank}
+    if config.partners != "distinct":
+        options["partners"] = config.partners
+    if config.mix_unknown != "unknown":
+        options["unknown_as"] = config.mix_unknown
+    return make_mix("logicmix", **options)
+
+
+class Augment(nn.Module):
+    """From a batch of bytes to what the model sees. `views=2`: a weak view (flip alone) and a strong one (RandAugment
+    too), mixed by the same plan."""
+
+    def __init__(self, config: Config, views: int = 1) -> None:
+        super().__init__()
+        self.flip = RandomHorizontalFlip() if config.flip else nn.Identity()
+        self.randaugment = RandAugment(config.ra_n, config.ra_m) if config.randaugment else nn.Identity()
+        self.mix = mix_of(config)
+        if views > 1 and config.bank:
+            raise ValueError(f"bank={config.bank}: head {config.head} sees two views of each batch; use no bank")
+        self.views = views
+        self.mixed_epochs = config.epochs - config.clean_epochs
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Counted from 0."""
+        if self.mix is not None:
+            self.mix.set_epoch(epoch)
+        self.mixes = self.mix is not None and self.mix.active and epoch < self.mixed_epochs
+
+    def forward(self, images: Tensor, targets: Tensor) -> tuple[list[Tensor], Tensor, Tensor | None]:
+        """uint8 images [B, 3, H, W] and labels -> views as floats in [0, 1], labels, which samples are mixed (None:
+        none)."""
+        flipped = self.flip(images)
+        views = [flipped] * (self.views - 1) + [self.randaugment(flipped)]
+        views = [view.float().div_(255) for view in views]
+        if not self.mixes:
+            return views, targets, None
+        plan = self.mix.plan(len(images), images.device)
+        mixed = [self.mix(view, targets, plan) for view in views]
+        return [view for view, _ in mixed], mixed[0][1], plan.mixed
+
+
+def padded(
+    views: list[Tensor], parts: tuple[Tensor | None, ...]
+) -> tuple[list[Tensor], tuple[Tensor | None, ...], float]:
+    """At least two samples, and by how much to scale the loss: batch norm needs two images, and the processes must stay
+    in step where one of them could read none. A single image is taken twice; none are two black ones without a label,
+    which count nothing."""
+    count = len(views[0])
+    if count >= 2:
+        return views, parts, 1.0
+    if count == 1:
+        return [torch.cat((v, v)) for v in views], tuple(None if p is None else torch.cat((p, p)) for p in parts), 0.5
+    targets, *others = parts
+    blank = targets.new_full((2, *targets.shape[1:]), -1)
+    rest = (None if p is None else p.new_zeros(2, *p.shape[1:]) for p in others)
+    return [v.new_zeros(2, *v.shape[1:]).float() for v in views], (blank, *rest), 0.0
+
+
+def moved(loader: Any, device: torch.device) -> Iterator[Sample]:
+    """Batches on the device; on CUDA the next one is copied on a stream of its own while this one trains."""
+    if device.type != "cuda":
+        for batch in _batches(loader):
+            yield tuple(part.to(device) for part in batch)
+        return
+    stream = torch.cuda.Stream(device)
+
+    def move(batch):
+        with torch.cuda.stream(stream):
+            return tuple(part.to(device, non_blocking=True) for part in batch)
+
+    coming = None
+    for batch in _batches(loader):
+        now, coming = coming, move(batch)
+        if now is not None:
+            yield now
+        torch.cuda.current_stream(device).wait_stream(stream)
+        for part in coming:
+            part.record_stream(torch.cuda.current_stream(device))
+    if coming is not None:
+        yield coming
+
+
+def _batches(loader: Any) -> Iterator[Sample]:
+    """What goes wrong in a worker process, in the words it has without one."""
+    try:
+        yield from loader
+    except DataError as error:
+        if not str(error).startswith("Caught "):
+            raise
+        # torch has put the traceback before it, and the name of the class.
+        raise type(error)(str(error).strip().splitlines()[-1].partition(": ")[2]) from error
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise RunError(
+            f"a worker process that decodes images has died ({str(error).splitlines()[0]}); if memory ran out, use "
+            "fewer --workers. Then resume with --resume"
+        ) from error

@@ -1,0 +1,129 @@
+"""What a run is made of, each part from the options: model, loss, optimiser, schedule, pseudo-labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gpu_logicmix.curriculum import CurriculumLabels
+from gpu_logicmix.data import ImageDataset, make_loader
+from gpu_logicmix.errors import RunError
+from gpu_logicmix.losses.base import LOSSES, Loss
+from gpu_logicmix.models.classifier import Classifier, build_model
+from gpu_logicmix.train.config import Config
+from gpu_logicmix.train.distributed import World
+
+
+def make_model(config: Config, categories: int, weights: str | Path | None = None) -> Classifier:
+    """The model of a run; with `weights` as they are in that file."""
+    if weights is None and config.init is not None:
+        weights = Path(config.init) / "model.safetensors"
+        if not weights.exists():
+            raise RunError(f"init={config.init!r}: not a finished run (it has no model.safetensors)")
+    if weights is None and config.weights not in ("hub", "none"):
+        weights = config.weights
+    return build_model(
+        config.model,
+        categories,
+        head=config.head,
+        head_options=config.head_option or (),
+        weights=weights,
+        pretrained=weights is None and config.weights == "hub",
+        normalisation=config.normalisation,
+        image_size=config.size,
+        freeze=config.freeze,
+        batch_norm=config.batch_norm,
+    )
+
+
+def make_loss(config: Config, reduction: str = "mean") -> Loss:
+    return LOSSES.make(config.loss, config.loss_option, reduction=reduction)
+
+
+def make_table(
+    config: Config, train_set: ImageDataset, full: np.ndarray, device: torch.device, *methods: Any
+) -> CurriculumLabels | None:
+    """The pseudo-labels of a run, where curriculum labeling or a method of the run writes any."""
+    writers = [method for method in methods if method.writes_labels]
+    if not config.cl and not writers:
+        return None
+    simulated = config.known is not None or config.protocol == "single-positive"
+    table = CurriculumLabels(
+        train_set.labels,
+        config.theta_pos,
+        config.theta_neg,
+        select=config.cl_select,
+        fraction=config.cl_fraction,
+        full=full if simulated else None,
+    )
+    table = table.to(device)
+    for method in writers:
+        method.table = table
+    return table
+
+
+def make_optimizer(config: Config, model: Classifier, device: torch.device) -> torch.optim.Optimizer:
+    groups = model.param_groups(config.lr, config.backbone_lr, config.weight_decay)
+    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return kind(groups, fused=True if device.type == "cuda" else None)
+
+
+def make_scheduler(
+    config: Config, optimizer: torch.optim.Optimizer, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """steps: batches in an epoch. One step of the scheduler is one update of the weights."""
+    updates = config.epochs * -(-steps // config.accumulate)
+    if config.schedule in ("onecycle", "authors"):
+        # The authors' released code builds 1cycle for one step a batch and takes one an update: of the cycle only the
+        # first 1/accumulate runs, and the rate hardly falls.
+        length = config.epochs * steps if config.schedule == "authors" else updates
+        rates = [group["lr"] for group in optimizer.param_groups]
+        total = max(length, 2) + 1
+        # 1cycle divides by the length of both its phases, counted in updates less one.
+        rise = min(max(config.warmup, 1.5 / total), 1 - 1.5 / total)
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=total, pct_start=rise)
+    if config.schedule == "step":
+        per_epoch = -(-steps // config.accumulate)
+        fall = config.lr_step * per_epoch
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 0.1 if update >= fall else 1.0)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1.0)
+
+
+def prepare_methods(config: Config, model: Classifier, loss: Loss, train_set: ImageDataset) -> None:
+    """Let loss and head see the known labels before the first step: priors, graphs."""
+    loss.prepare(train_set.labels, train_set.categories)
+    vectors = None
+    if config.word_vectors is not None:
+        from gpu_logicmix.models.word_vectors import read_word_vectors
+
+        vectors = read_word_vectors(config.word_vectors, train_set.categories)
+    model.head.prepare(train_set.labels, train_set.categories, vectors)
+
+
+def make_train_loader(config: Config, train_set: ImageDataset, world: World):
+    """A short last batch is dropped: it would weigh each of its samples more, and may be too short for batch norm."""
+    return make_loader(
+        train_set,
+        config.batch_size,
+        shuffle=True,
+        seed=config.seed,
+        drop_last=len(train_set) >= config.batch_size * world.size,
+        workers=config.workers,
+        rank=world.rank,
+        world=world.size,
+    )
+
+
+def make_net(config: Config, model: Classifier, world: World) -> nn.Module:
+    """The model as a step calls it: compiled, and with its gradients averaged over the processes."""
+    net = torch.compile(model) if config.compile else model
+    if world.size == 1:
+        return net
+    ids = [world.device] if world.device.type == "cuda" else None
+    unused = model.head.leaves_parameters_unused
+    return DistributedDataParallel(net, device_ids=ids, find_unused_parameters=unused)

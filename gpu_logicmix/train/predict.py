@@ -1,0 +1,226 @@
+"""Predictions: of the images of a run while it trains, and by a finished run of any images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from gpu_logicmix.data import DataError, ImageDataset, make_loader
+from gpu_logicmix.data.folder import list_folder
+from gpu_logicmix.data.images import FileSource
+from gpu_logicmix.errors import RunError
+from gpu_logicmix.metrics import Metrics, evaluate
+from gpu_logicmix.models.classifier import Classifier
+from gpu_logicmix.progress import progress_bar
+from gpu_logicmix.train.batch import moved
+from gpu_logicmix.train.build import make_model
+from gpu_logicmix.train.checkpoint import read_categories, read_config
+from gpu_logicmix.train.config import Config
+from gpu_logicmix.train.distributed import World, joined_world
+from gpu_logicmix.train.inputs import open_labeled, open_val
+
+
+def autocast(config: Config, device: torch.device):
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    amp = ("bf16" if device.type == "cuda" else "off") if config.amp == "auto" else config.amp
+    return torch.autocast(device.type, dtype=kinds.get(amp), enabled=amp in kinds)
+
+
+def plain_loader(dataset: ImageDataset, config: Config, world: World):
+    """All images in their order, each process its share."""
+    return make_loader(dataset, config.batch_size, workers=config.workers, rank=world.rank, world=world.size)
+
+
+class PlainLoaders:
+    """One loader for each dataset of a run, made when first needed: its worker processes stay."""
+
+    def __init__(self, config: Config, world: World) -> None:
+        self.config, self.world = config, world
+        self.loaders: dict[int, Any] = {}
+
+    def of(self, dataset: ImageDataset) -> Any:
+        if id(dataset) not in self.loaders:
+            self.loaders[id(dataset)] = plain_loader(dataset, self.config, self.world)
+        return self.loaders[id(dataset)]
+
+
+@torch.inference_mode()
+def predicted(
+    function: Callable[[Tensor], Tensor], dataset: ImageDataset, config: Config, world: World, loader: Any = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """`function` of un-augmented images, batch by batch, and their rows. Each process takes a share of the images.
+
+    loader: of `plain_loader`, to keep its worker processes from one call to the next.
+    """
+    for images, _, index in moved(loader or plain_loader(dataset, config, world), world.device):
+        if len(images):
+            with autocast(config, world.device):
+                rows = function(images.float().div_(255))
+            yield index, rows
+
+
+@torch.inference_mode()
+def predict_rows(
+    function: Callable[[Tensor], Tensor],
+    dataset: ImageDataset,
+    config: Config,
+    world: World,
+    tick: Callable[[int], None] = lambda images: None,
+    loader: Any = None,
+) -> tuple[Tensor, np.ndarray]:
+    """`function` of every un-augmented image, [N, ...] on the CPU, and the rows that could be read. Each process takes
+    a share of the images; all get all results."""
+    out: Tensor | None = None
+    seen = torch.zeros(len(dataset), dtype=torch.int32)
+    for index, rows in predicted(function, dataset, config, world, loader):
+        index, rows = index.cpu(), rows.float().cpu()
+        if out is None:
+            out = torch.zeros(len(dataset), *rows.shape[1:])
+        out[index], seen[index] = rows, 1
+        tick(len(index))
+    if world.size > 1:
+        # A process may have had no image at all: it learns the width from the others.
+        width = world.maximum(0 if out is None else out.shape[1])
+        whole = torch.zeros(len(dataset), width) if out is None else out
+        # Each row is zero everywhere but in one process: the sum is exact.
+        out = world.sum_(whole.to(world.device)).cpu()
+        seen = world.sum_(seen.to(world.device)).cpu()
+    if out is None or not seen.any():
+        first = next(iter(dataset.bad_images()), "")
+        raise DataError(f"{dataset.name} {dataset.split}: none of the {len(dataset)} images can be read. {first}")
+    good = seen.nonzero()[:, 0].numpy()
+    return out, good
+
+
+def evaluate_on(
+    run: Any, model: Classifier, dataset: ImageDataset, tick: Callable[[int], None] = lambda images: None
+) -> tuple[Metrics, Tensor, np.ndarray]:
+    """Of a `loop.Training`: metrics of a model on a dataset, logits, and the rows that could be read."""
+    model.eval()
+    logits, rows = predict_rows(model, dataset, run.config, run.world, tick, run.plain.of(dataset))
+    if not torch.isfinite(logits).all():
+        raise RunError(
+            f"the model gives non-finite logits (epoch {run.closed + 1}); the last checkpoint in {run.folder} is from "
+            "before. A smaller --lr or --amp off may help"
+        )
+    return evaluate(logits[rows], torch.from_numpy(dataset.labels)[rows]), logits, rows
+
+
+# ------------------------------------------------------------------------------------------------------- a finished run
+class FinishedRun(NamedTuple):
+    config: Config
+    model: Classifier
+    categories: list[str]
+    file: Path  # of the weights
+
+
+def load_run(folder: str | Path, weights: str | None = None, **options: Any) -> FinishedRun:
+    """Options, model, categories and weights file of a finished run.
+
+    weights: "cft" or "model"; unless given, the fine-tuned ones if the run kept them: if the gain on held-out known
+        labels was beyond its noise.
+    options: of `Config`, in place of those of the run.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    file = folder / f"{weights or kept_weights(folder)}.safetensors"
+    if not file.exists():
+        raise RunError(
+            f"{folder}: has no {file.name}: the run has not ended; resume it: gpu-logicmix fit --out {folder} --resume"
+        )
+    categories = read_categories(file)
+    config = replace(config, **{"freeze": 0, "init": None, **options})
+    return FinishedRun(config, make_model(config, len(categories), weights=file).eval(), categories, file)
+
+
+def kept_weights(folder: Path) -> str:
+    """ "cft" or "model": which weights of a finished run are its result."""
+    try:
+        record = json.loads((folder / "cft.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "model"
+    kept = isinstance(record, dict) and record.get("kept", "cft") == "cft"
+    return "cft" if kept and (folder / "cft.safetensors").exists() else "model"
+
+
+class Evaluation(NamedTuple):
+    metrics: Metrics
+    categories: list[str]
+    images: int
+    weights: Path
+
+
+def evaluate_run(
+    folder: str | Path,
+    data: str | None = None,
+    split: str = "val",
+    weights: str | None = None,
+    *,
+    console: Console | None = None,
+    **options: Any,
+) -> Evaluation:
+    """How good a finished run is on the data it was validated on, or on others with the same categories.
+
+    weights: "model", or "cft": the fine-tuned ones; unless given, those that the run kept.
+    options: of `Config` that need not be those of the run (device, threads, batch_size, workers, cache, option ...).
+    """
+    config, model, categories, file = load_run(folder, weights, **options)
+    with joined_world(config.device, config.threads) as world:
+        console = (console or Console()) if world.main else Console(quiet=True)
+        dataset = open_val(config) if data is None else open_labeled(config, data, split)
+        if dataset.categories != categories:
+            raise RunError(f"{data or config.data}: its categories are not those that {file} was trained for")
+        model = model.to(world.device, memory_format=torch.channels_last)
+        with progress_bar(len(dataset), console=console) as tick:
+            logits, rows = predict_rows(model, dataset, config, world, lambda images: tick(images * world.size))
+        metrics = evaluate(logits[rows], torch.from_numpy(dataset.labels)[rows])
+    return Evaluation(metrics, categories, len(rows), file)
+
+
+def predict(
+    folder: str | Path,
+    paths: Sequence[str | Path],
+    weights: str | None = None,
+    *,
+    console: Console | None = None,
+    **options: Any,
+) -> tuple[list[str], list[str], Tensor, list[str]]:
+    """Probabilities [N, C] that a finished run gives images: names of the images, categories, probabilities, and a line
+    for each image that could not be read.
+
+    paths: of image files, and of folders in which all images are taken.
+    """
+    config, model, categories, _ = load_run(folder, weights, **options)
+    files: list[str] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            listing = list_folder(path, "")
+            files += [str(path / name) for name in listing.paths]
+        elif path.exists():
+            files.append(str(path))
+        else:
+            raise DataError(f"{path}: no such file or folder")
+    source = FileSource(Path(), files, config.size)
+    nothing = np.zeros((len(files), 0), dtype=np.int8)
+    dataset = ImageDataset("images", "to predict", source, nothing, [], files, "skip")
+    with joined_world(config.device, config.threads) as world:
+        console = (console or Console()) if world.main else Console(quiet=True)
+        model = model.to(world.device, memory_format=torch.channels_last)
+        with progress_bar(len(files), console=console) as tick:
+            logits, rows = predict_rows(model, dataset, config, world, lambda images: tick(images * world.size))
+    return [files[row] for row in rows], categories, logits[rows].sigmoid(), dataset.bad_images()
+
+
+def default_name(config: Config) -> str:
+    """Of a run's folder. The same options give the same name, so that a run is found again."""
+    known = config.protocol if config.known is None else f"{config.known:g}"
+    known = "full" if known == "uniform" else known
+    return f"{config.data.partition(':')[0]}-{known}-{config.mix}-{config.seed}"
