@@ -13,7 +13,6 @@ import launch
 import pytest
 import torch
 from commands import run
-from gpu_logicmix.train.runfolder import read_checkpoint, read_log
 from PIL import Image
 from safetensors.torch import load_file
 from trees import csv_tree
@@ -24,7 +23,9 @@ from gpu_logicmix.data.images import read_image
 from gpu_logicmix.data.shapes import CATEGORIES
 from gpu_logicmix.models.classifier import build_model
 from gpu_logicmix.train import finetune, loop
+from gpu_logicmix.train.checkpoint import read_checkpoint
 from gpu_logicmix.train.config import read_toml
+from gpu_logicmix.train.runlog import read_log
 
 
 def test_stats(tmp_path, capsys):
