@@ -7,11 +7,19 @@ from gpu_logicmix.losses.asymmetric import (
     PartialFocalLoss,
 )
 from gpu_logicmix.losses.base import LOSSES, Batch, Loss, LossSum, Output, PartialLoss
+from gpu_logicmix.losses.csl import ClassAwareSelectiveLoss, estimate_prior, write_prior
+from gpu_logicmix.losses.large_loss import LargeLossCorrection, LargeLossRejection
+from gpu_logicmix.losses.pu import VariationalPULoss
+from gpu_logicmix.losses.splc import HillLoss, SPLCLoss
 
 __all__ = [
     "LOSSES",
     "Batch",
+    "ClassAwareSelectiveLoss",
     "DecoupledAsymmetricLoss",
+    "HillLoss",
+    "LargeLossCorrection",
+    "LargeLossRejection",
     "Loss",
     "LossSum",
     "Output",
@@ -19,4 +27,8 @@ __all__ = [
     "PartialBCELoss",
     "PartialFocalLoss",
     "PartialLoss",
+    "SPLCLoss",
+    "VariationalPULoss",
+    "estimate_prior",
+    "write_prior",
 ]

@@ -1,4 +1,4 @@
-"""Losses for labels that are present (1), absent (0) or unknown (-1, or NaN if told so).
+"""Losses for labels that are present (1), absent (0) or unknown (-1 or NaN).
 
 - `PartialBCELoss`: binary cross-entropy on the known labels. Durand et al., "Learning a Deep ConvNet for Multi-label
   Classification with Partial Labels", CVPR 2019, https://arxiv.org/abs/1902.09720
@@ -17,7 +17,7 @@ log(p) and log(1 - p) come from log-sigmoid, so that no logit is too large. With
 computed and returned in float32. Nothing here waits for the device, no shape depends on how many labels are known.
 
 Values and gradients are those of mlcpl's losses, with two differences: a batch without any known label gives 0 where
-mlcpl gives NaN, and a NaN logit under a known label gives NaN where mlcpl drops it without a word.
+mlcpl gives NaN, and a NaN logit under a known label gives NaN where mlcpl silently drops it.
 """
 
 from __future__ import annotations
@@ -57,6 +57,13 @@ def asymmetric_terms(
         focal_term(logits, gamma_pos, 0, discard_focal_grad),
         focal_term(-logits, gamma_neg, clip, discard_focal_grad),
     )
+
+
+def check_mixed(mixed: Tensor | None, logits: Tensor) -> None:
+    if mixed is not None and (mixed.shape != logits.shape[:1] or mixed.dtype is not torch.bool):
+        raise ValueError(
+            f"mixed must be [{logits.shape[0]}] of bool, one a sample, not {list(mixed.shape)} of {mixed.dtype}"
+        )
 
 
 @LOSSES.register("bce")
@@ -170,10 +177,7 @@ class DecoupledAsymmetricLoss(PartialLoss):
     def terms(self, logits: Tensor, mixed: Tensor | None) -> tuple[Tensor, Tensor]:
         terms = asymmetric_terms(logits, self.gamma_pos, self.gamma_neg, self.clip, self.discard_focal_grad)
         if mixed is not None:
-            if mixed.shape != logits.shape[:1] or mixed.dtype is not torch.bool:
-                raise ValueError(
-                    f"mixed must be [{logits.shape[0]}] of bool, one a sample, not {list(mixed.shape)} of {mixed.dtype}"
-                )
+            check_mixed(mixed, logits)
             other = asymmetric_terms(
                 logits, self.mixed_gamma_pos, self.mixed_gamma_neg, self.mixed_clip, self.discard_focal_grad
             )

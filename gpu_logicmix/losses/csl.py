@@ -1,0 +1,183 @@
+"""CSL, class-aware selective loss: an unknown label is a weaker negative, unless it is likely to be present.
+
+Ben-Baruch et al., "Multi-label Classification with Partial Annotations using Class-aware Selective Loss", CVPR 2022,
+https://arxiv.org/abs/2110.10955; code: Alibaba-MIIL/PartialLabelingCSL.
+
+With q = min(1 - p + clip, 1), a label costs
+
+    alpha_pos * (1 - p)^gamma_pos * -log(p)          if present
+    alpha_neg * (1 - q)^gamma_neg * -log(q)          if absent
+    alpha_unknown * (1 - q)^gamma_unknown * -log(q)  if unknown; nothing if it is ignored
+
+Modes: "ignore" ignores all unknown labels, "negative" none, "selective" those of categories with a prior above
+`threshold`, and of the whole batch the `topk` * B unknown labels with the largest logits.
+
+The authors' code sums; "mean" is over the labels that are not ignored. It clamps logarithms at 1e-8; these come from
+log-sigmoid, which needs no clamp. Its README prints (gamma_unknown, gamma_neg, gamma_pos) as (4, 1, 1) in a table and
+trains with gamma_pos = 0.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gpu_logicmix.labels import is_unknown
+from gpu_logicmix.losses.asymmetric import check_mixed, focal_term
+from gpu_logicmix.losses.base import LOSSES, Batch, Loss, Output, check_at_least_zero, check_probability
+
+MODES = ("selective", "ignore", "negative")
+KNOWN = "known"  # a prior from the known labels
+
+
+@LOSSES.register("csl")
+class ClassAwareSelectiveLoss(Loss):
+    """CSL: unknown labels are weaker negatives, unless their category is frequent or the model takes them as present.
+
+    mode: "selective", "ignore" or "negative".
+    gamma_neg, gamma_pos, gamma_unknown, clip: of the asymmetric loss. Defaults are those of the authors' runs with
+        labels dropped at random; with 1,000 labels fixed per category they take gamma_neg=3. Their parser has
+        gamma_unknown=2.
+    alpha_neg, alpha_pos, alpha_unknown: factors.
+    topk: for each sample of the batch, this many unknown labels are ignored: those with the largest logits of all.
+    threshold: unknown labels of categories with a larger prior are ignored; 0.5 in the authors' runs, 0.05 in their
+        parser.
+    prior: how often each category is present: a CSV file with columns Classes, avg_pred (as `write_prior` and the
+        authors' code write it), a tensor [C], "known": the share of present ones among the known labels of the training
+        set, or none: no category is ignored as a whole. A file goes by the names of categories and "known" by the
+        labels that `prepare` is given, which a run does; in a loop of one's own: `loss.prepare(labels, categories)`.
+    per_group: rank original and mixed samples apart.
+    """
+
+    prior: Tensor | None
+
+    def __init__(
+        self,
+        gamma_neg: float = 1,
+        gamma_pos: float = 0,
+        gamma_unknown: float = 4,
+        clip: float = 0,
+        reduction: str = "mean",
+        *,
+        mode: Literal["selective", "ignore", "negative"] = "selective",
+        topk: int = 5,
+        threshold: float = 0.5,
+        prior: str | Path | Tensor | None = None,
+        alpha_neg: float = 1,
+        alpha_pos: float = 1,
+        alpha_unknown: float = 1,
+        per_group: bool = False,
+        unknown: float = -1,
+    ) -> None:
+        super().__init__(reduction, unknown=unknown)
+        check_at_least_zero(gamma_neg=gamma_neg, gamma_pos=gamma_pos, gamma_unknown=gamma_unknown, topk=topk)
+        check_probability(clip=clip)
+        if mode not in MODES:
+            raise ValueError(f"mode={mode!r}: must be one of {', '.join(MODES)}")
+        self.gamma_neg, self.gamma_pos, self.gamma_unknown, self.clip = gamma_neg, gamma_pos, gamma_unknown, clip
+        self.alpha_neg, self.alpha_pos, self.alpha_unknown = alpha_neg, alpha_pos, alpha_unknown
+        self.mode, self.topk, self.threshold, self.per_group = mode, topk, threshold, per_group
+        self._by_name: dict[str, float] | None = None
+        self._from_labels = isinstance(prior, str) and prior == KNOWN
+        if isinstance(prior, (str, Path)) and not self._from_labels:
+            self._by_name = read_prior(prior)
+            prior = torch.tensor(list(self._by_name.values()))
+        self.register_buffer("prior", None if prior is None or self._from_labels else torch.as_tensor(prior).float())
+
+    def prepare(self, labels: Any, categories: list[str]) -> None:
+        if self._by_name is not None:
+            missing = [name for name in categories if name not in self._by_name]
+            if missing:
+                raise ValueError(f"prior: no row for {len(missing)} categories, the first of them {missing[0]!r}")
+            self.prior = torch.tensor([self._by_name[name] for name in categories]).to(self.prior.device)
+        elif self._from_labels:
+            labels = torch.as_tensor(labels)
+            known = ~is_unknown(labels)
+            self.prior = ((labels == 1).sum(0) / known.sum(0).clamp(min=1)).float()
+        if self.prior is not None and len(self.prior) != len(categories):
+            raise ValueError(f"prior has {len(self.prior)} entries: must have {len(categories)}, one for each category")
+
+    def cells(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
+        check_mixed(batch.mixed, output.logits)
+        logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
+        unknown = is_unknown(batch.targets, self.unknown)
+        y = batch.targets.masked_fill(unknown, 0).to(logits.dtype)
+        known = y * self.alpha_pos * focal_term(logits, self.gamma_pos)
+        known = known + (1 - y) * self.alpha_neg * focal_term(-logits, self.gamma_neg, self.clip)
+        if self.mode == "ignore":
+            return known.masked_fill(unknown, 0), (~unknown).sum()
+        weak = self.alpha_unknown * focal_term(-logits, self.gamma_unknown, self.clip)
+        loss = torch.where(unknown, weak, known)
+        if self.mode == "negative":
+            return loss, torch.full((), loss.numel(), dtype=loss.dtype, device=loss.device)
+        ignored = self.ignored(logits.detach(), unknown, batch.mixed)
+        return loss.masked_fill(ignored, 0), (~ignored).sum()
+
+    def ignored(self, logits: Tensor, unknown: Tensor, mixed: Tensor | None) -> Tensor:
+        """[B, C] bool: the unknown labels that do not count in mode "selective"."""
+        groups = [None] if mixed is None or not self.per_group else [mixed, ~mixed]
+        found = torch.zeros_like(unknown)
+        for group in groups:
+            eligible = unknown if group is None else unknown & group[:, None]
+            wanted = self.topk * (len(logits) if group is None else group.sum())
+            order = logits.masked_fill(~eligible, -torch.inf).flatten().sort(descending=True, stable=True).indices
+            first = torch.arange(len(order), device=order.device) < wanted
+            found |= torch.zeros_like(first).scatter_(0, order, first).view_as(unknown) & eligible
+        if self.prior is not None and len(self.prior) == logits.shape[1]:
+            # Labels of such categories are ranked with the others, as in the authors' code.
+            found |= unknown & (self.prior.to(logits.device) > self.threshold)
+        return found
+
+
+# ---------------------------------------------------------------------------------------------------------- the prior
+@torch.no_grad()
+def estimate_prior(logits: Tensor | Iterable[Tensor]) -> Tensor:
+    """The mean probability of each category, [C] in float64, over logits [N, C] or batches of them: of a model that was
+    trained for a short while with `mode="ignore"`, on un-augmented and unmixed training images.
+
+    The authors' code takes the mean over all epochs of that training, in train mode and with augmentation.
+    """
+    total, count = None, 0
+    for batch in [logits] if isinstance(logits, Tensor) else logits:
+        part = batch.double().sigmoid().sum(0)
+        total, count = part if total is None else total + part, count + len(batch)
+    if total is None or not count:
+        raise ValueError("logits: there are none")
+    return total / count
+
+
+def write_prior(path: str | Path, categories: list[str], prior: Tensor) -> None:
+    """A CSV file that `prior=` reads."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["Classes", "avg_pred"])
+        writer.writerows(zip(categories, prior.tolist(), strict=True))
+
+
+def read_prior(path: str | Path) -> dict[str, float]:
+    """Category -> prior, in the order of the file."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"prior={str(path)!r}: cannot be read ({error})") from None
+    out: dict[str, float] = {}
+    for number, row in enumerate(rows, start=2):
+        try:
+            name, value = row["Classes"], float(row["avg_pred"])
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(
+                f"prior={str(path)!r}, line {number}: must have columns Classes and avg_pred, a name and a number"
+            ) from None
+        if not 0 <= value <= 1 or math.isnan(value) or name in out:
+            raise ValueError(f"prior={str(path)!r}, line {number}: {name!r} {value} is twice there or not from 0 to 1")
+        out[name] = value
+    if not out:
+        raise ValueError(f"prior={str(path)!r}: has no rows below Classes,avg_pred")
+    return out

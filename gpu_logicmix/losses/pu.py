@@ -1,0 +1,84 @@
+"""PU-MLC's loss: variational learning from positive and unlabeled labels. Known negatives are not used.
+
+Yuan et al., "Positive Label Is All You Need for Multi-Label Classification", ICME 2024,
+https://arxiv.org/abs/2306.16016; code: TAKELAMAG/PU-MLC. The loss: Chen et al., "A Variational Approach for Learning
+from Positive and Unlabeled Data", NeurIPS 2020, https://arxiv.org/abs/1906.00642.
+
+For each category, with the logits z of a batch:
+
+    s = min(1, alpha * std(z))                 the temperature, a constant in the backward pass
+    f = sigmoid(z / s)
+    w = mean(f)^gamma                          re-balances categories, a constant as well
+    loss = w * log(mean(f)) - mean over known positives of log(f)
+
+The loss of a batch is the sum over categories; it can be negative. "mean" divides it by their number. It is no sum over
+labels: means are over one forward pass, that of one process and of one of several accumulated batches.
+
+mean(f) stands for how often the category is present. So it, and the standard deviation, are taken over original samples
+alone where others are mixed; known positives are taken from both.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpu_logicmix.losses.asymmetric import check_mixed
+from gpu_logicmix.losses.base import LOSSES, Batch, Loss, Output, check_at_least_zero
+
+TINY = 1e-10  # below this, mean(f) has no logarithm
+COLDEST = 1e-3  # the temperature of a category whose logits are all alike, which would be 0
+
+
+@LOSSES.register("pu-mlc")
+class VariationalPULoss(Loss):
+    """PU-MLC: known positives against all other labels, whose mean probability is pushed down.
+
+    alpha: of the temperature; the authors take 1 on COCO and 2 on VOC 2007.
+    gamma: of the re-balance; the authors take 0.55 on COCO and 0.85 on VOC 2007.
+    """
+
+    def __init__(
+        self, alpha: float = 1.0, gamma: float = 0.55, reduction: str = "mean", *, unknown: float = -1
+    ) -> None:
+        super().__init__(reduction, unknown=unknown)
+        check_at_least_zero(alpha=alpha, gamma=gamma)
+        self.alpha, self.gamma = alpha, gamma
+
+    def cells(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss of each category, [C]."""
+        check_mixed(batch.mixed, output.logits)
+        logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
+        original = _original(batch.mixed, logits)
+        scaled = logits / self.temperature(logits.detach(), original)
+        mean = _mean(scaled.sigmoid(), original).clamp(min=TINY)
+        positive = (batch.targets == 1).to(logits.dtype)
+        from_positives = (positive * F.logsigmoid(scaled)).sum(0) / positive.sum(0).clamp(min=1)
+        loss = mean.detach() ** self.gamma * mean.log() - from_positives
+        return loss, torch.full((), logits.shape[1], dtype=loss.dtype, device=loss.device)
+
+    def temperature(self, logits: Tensor, original: Tensor) -> Tensor:
+        """[C]."""
+        variance = _mean((logits - _mean(logits, original)) ** 2, original)
+        return (self.alpha * variance.sqrt()).clamp(min=COLDEST, max=1)
+
+
+def _original(mixed: Tensor | None, logits: Tensor) -> Tensor:
+    """[B, 1] of 1 for original samples and 0 for mixed ones; all 1 where all are mixed."""
+    if mixed is None:
+        return logits.new_ones(len(logits), 1)
+    return (~mixed | mixed.all())[:, None].to(logits.dtype)
+
+
+def _mean(values: Tensor, weight: Tensor) -> Tensor:
+    return (values * weight).sum(0) / weight.sum().clamp(min=1)
+
+
+def consistency_loss(logits: Tensor, soft: Tensor) -> Tensor:
+    """PU-MLC's mixup consistency for each category, [C]: the mean over samples of (log of the mixed labels minus log of
+    the probability of the mixed image)^2."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (soft.clamp(min=TINY).log() - F.logsigmoid(logits).clamp(min=math.log(TINY))).square().mean(0)
