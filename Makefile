@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # One thread for each process: there are as many processes as cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
 
-.PHONY: help install test test-fast test-floor test-quick lint docs demo bench lock dist clean
+.PHONY: help install test test-fast test-floor test-quick lint docs demo bench lock dist clean always
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -64,7 +64,7 @@ dist: $(VENV)/.dev  ## dist/: the sdist and the wheel
 clean:  ## remove the environments and everything generated
 	rm -rf .venv .venv-latest .venv-floor demo site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
-$(VENV)/.train $(VENV)/.dev $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.toml $(LIMITS) | $(BIN)/python
+$(VENV)/.train $(VENV)/.dev $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.toml $(LIMITS) $(if $(LATEST),always) | $(BIN)/python
 	$(PIP) install --quiet $(if $(LIMITS),-c $(LIMITS),--upgrade --upgrade-strategy eager) -e ".[$*]"
 	@touch $@
 
