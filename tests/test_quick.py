@@ -1,6 +1,7 @@
 """The quick answer to "has a new version of a package broken us?": all imports, the transform, one tiny run."""
 
 import importlib
+import json
 import pkgutil
 
 import torch
@@ -8,6 +9,7 @@ from launch import SMALL, good
 
 import gpu_logicmix
 from gpu_logicmix import GPULogicMix
+from gpu_logicmix.machine import version_line
 
 
 def test_every_module_is_imported():
@@ -34,3 +36,5 @@ def test_the_transform():
 def test_a_tiny_run(tmp_path):
     good(tmp_path, *SMALL, "--epochs", 1, "--out", tmp_path / "run")
     assert (tmp_path / "run" / "model.safetensors").stat().st_size > 0
+    start = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[0])
+    assert start["version_line"] == version_line()

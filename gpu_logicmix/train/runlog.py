@@ -17,7 +17,7 @@ import torch
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.files import open_plain, write_whole
 from gpu_logicmix.labels import label_counts
-from gpu_logicmix.machine import machine, versions
+from gpu_logicmix.machine import machine, version_line, versions
 from gpu_logicmix.train import inputs
 from gpu_logicmix.train.checkpoint import or_say
 from gpu_logicmix.train.config import Config
@@ -124,6 +124,7 @@ def log_start(run: Any, log: Log, command: str) -> None:
         threads=torch.get_num_threads(),
         processes=run.world.size,
         versions=versions(),
+        version_line=version_line(),
         command=command,
         messages=run.model.messages,
     )
