@@ -77,8 +77,7 @@ def _mean(values: Tensor, weight: Tensor) -> Tensor:
     return (values * weight).sum(0) / weight.sum().clamp(min=1)
 
 
-def consistency_loss(logits: Tensor, soft: Tensor) -> Tensor:
-    """PU-MLC's mixup consistency for each category, [C]: the mean over samples of (log of the mixed labels minus log of
-    the probability of the mixed image)^2."""
+def consistency_cells(logits: Tensor, soft: Tensor) -> Tensor:
+    """PU-MLC's mixup consistency, [B, C]: (log of the mixed label - log of the probability of the mixed image)^2."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return (soft.clamp(min=TINY).log() - F.logsigmoid(logits).clamp(min=math.log(TINY))).square().mean(0)
+    return (soft.clamp(min=TINY).log() - F.logsigmoid(logits).clamp(min=math.log(TINY))).square()

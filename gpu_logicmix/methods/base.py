@@ -39,6 +39,9 @@ class Head(nn.Module):
         """Before the first step of a run: the known labels of the training set [N, C] before any mixing, names of the
         categories, word vectors [C, E] or None."""
 
+    def adapt(self, backbone: nn.Module) -> None:
+        """Change the backbone, once: after pretrained weights are in it, before those of a run are."""
+
     def begin_epoch(
         self, epoch: int, epochs: int, samples: Callable[[], Iterator[tuple[Tensor, Tensor, Tensor]]]
     ) -> None:

@@ -207,8 +207,13 @@ def build_model(
     backbone = _backbone(name, pretrained, image_size, timm_options)
     mean, std = _mean_and_std(backbone, normalisation, pretrained, state)
     model = Classifier(backbone, HEADS.make(head, options, _width(backbone, head), num_classes), mean, std)
+    ours = state is not None and is_ours(state)
+    if ours:
+        model.head.adapt(backbone)
     if state is not None:
         load_weights(model, state, name, weights)
+    if not ours:
+        model.head.adapt(backbone)
     model.fixed_batch_norm = batch_norm == "eval"
     return model.freeze(freeze) if freeze else model.train()
 

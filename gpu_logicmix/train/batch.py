@@ -82,8 +82,8 @@ def padded(
         return [torch.cat((v, v)) for v in views], tuple(None if p is None else torch.cat((p, p)) for p in parts), 0.5
     targets, *others = parts
     blank = targets.new_full((2, *targets.shape[1:]), -1)
-    rest = (None if p is None else p.new_zeros(2, *p.shape[1:]) for p in others)
-    return [v.new_zeros(2, *v.shape[1:]).float() for v in views], (blank, *rest), 0.0
+    # No index either: a method that writes labels has none to write to.
+    return [v.new_zeros(2, *v.shape[1:]).float() for v in views], (blank, *(None for _ in others)), 0.0
 
 
 def moved(loader: Any, device: torch.device) -> Iterator[Sample]:

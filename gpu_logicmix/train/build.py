@@ -63,7 +63,7 @@ def make_table(
     )
     table = table.to(device)
     for method in writers:
-        method.table = table
+        method.__dict__["table"] = table  # not `method.table =`: it would become a submodule, behind the class's None
     return table
 
 

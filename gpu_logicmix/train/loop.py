@@ -302,5 +302,7 @@ class Training:
 
     def save(self) -> None:
         totals = self.sums.of_epoch(self.world)
+        if self.table is not None:
+            self.table.synchronize()  # what other processes have marked in this epoch
         if self.world.main:
             save_checkpoint(self.folder, state_of(self) | {"totals": totals})
