@@ -127,7 +127,7 @@ class GlobalBranch(nn.Module):
 
 
 def add_local_global(backbone: nn.Module, heads: int = 8) -> int:
-    """Put a global branch beside every 3x3 convolution whose channels `heads` divides, in place; how many there are. The
+    """Put a global branch beside every 3x3 convolution whose channels `heads` divides; how many there are. The
     first one, which sees the image, is left as it is."""
     found = [
         conv
