@@ -79,6 +79,8 @@ class LabelCounts(NamedTuple):
 
 def label_counts(targets: Labels, dim: int | None = None, unknown: float = -1) -> LabelCounts:
     """How many labels are 1, 0 and unknown: in all (`dim=None`), per category (`dim=0`) or per sample (`dim=1`)."""
+    if hasattr(targets, "counts"):  # sparse labels count without becoming a matrix
+        return targets.counts(dim)
     masks = (targets == 1, targets == 0, is_unknown(targets, unknown))
     return LabelCounts(*(mask.sum() if dim is None else mask.sum(dim) for mask in masks))
 
@@ -106,6 +108,8 @@ def hide_labels(
         raise ValueError(f"protocol={protocol!r}: the protocols are {', '.join(PROTOCOLS)}")
     if targets.ndim != 2:
         raise ValueError(f"targets must be [samples, categories], not of shape {tuple(targets.shape)}")
+    if hasattr(targets, "hide"):  # sparse labels hide the same ones without becoming a matrix
+        return targets.hide(known, seed, protocol)
     check_labels(targets)
     labels = targets.cpu().numpy() if isinstance(targets, Tensor) else targets
     rng = np.random.default_rng(seed)

@@ -17,6 +17,7 @@ from gpu_logicmix.data.folder import list_folder
 from gpu_logicmix.data.images import FileSource
 from gpu_logicmix.data.loader import Batches, make_loader
 from gpu_logicmix.data.shapes import open_shapes
+from gpu_logicmix.data.sparse import fitting
 from gpu_logicmix.data.table import list_csv
 from gpu_logicmix.data.vg import list_vg200
 from gpu_logicmix.data.voc import list_voc2007
@@ -35,7 +36,13 @@ LARGEST = 8192  # pixels a side: 200 MB an image
 
 
 def open_dataset(
-    spec: str, split: str = "train", size: int | None = None, *, on_bad_image: str = "raise", **options
+    spec: str,
+    split: str = "train",
+    size: int | None = None,
+    *,
+    on_bad_image: str = "raise",
+    labels: str = "auto",
+    **options,
 ) -> ImageDataset:
     """Open a dataset.
 
@@ -45,10 +52,12 @@ def open_dataset(
     size: images become size x size; 448 unless given (shapes: 64).
     on_bad_image: "raise", or "skip" to leave out images that are missing or cannot be read; `dataset.bad_images()`
         lists them.
+    labels: "dense": a matrix int8 [N, C]; "sparse": only what is known, for sets that would not fit; "auto": sparse
+        where the format knows only few labels and a matrix would take more than 268 MB.
     options: of one format.
         coco: year="2014" | "2017", empty="absent" | "drop" (images without objects)
         voc2007: difficult="present" | "ignore" | "absent"
-        csv: others="absent" | "unknown" (categories that a row does not name)
+        csv: others="absent" | "unknown" (categories that a row does not name), root=DIR (of the images)
         shapes: count=4000, seed=0
 
     Raises DataError, a ValueError, with one line that names file, row and way out.
@@ -72,8 +81,12 @@ def open_dataset(
     if not root.exists():
         raise DataError(f"{root}: no such file or folder")
     listing = opener(root, split, **options)
-    source = FileSource(listing.root, listing.paths, 448 if size is None else size)
-    dataset = ImageDataset(name, split, source, listing.labels, listing.categories, listing.ids, on_bad_image)
+    size = 448 if size is None else size
+    source = FileSource(listing.root, listing.paths, size, follow=listing.follow)
+    if listing.source is not None:
+        source = listing.source(size)
+    matrix = fitting(listing.labels, labels)
+    dataset = ImageDataset(name, split, source, matrix, listing.categories, listing.ids, on_bad_image, listing.warnings)
     if listing.missing and on_bad_image == "raise":
         first = listing.root / listing.paths[listing.missing[0]]
         raise DataError(

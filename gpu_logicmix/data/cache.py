@@ -47,7 +47,8 @@ def cache_dataset(
     if isinstance(origin, CacheSource):
         raise DataError("this dataset is read from a cache already")
     directory = Path(directory).expanduser()
-    fingerprint = digest_of({**origin.parts(), "version": str(VERSION)})
+    parts = origin.parts()
+    fingerprint = digest_of({**parts, "version": str(VERSION)})
     name = re.sub(r"[^\w.-]", "_", f"{dataset.name}-{dataset.split}")
     folder = directory / f"{name}-{dataset.size}-{fingerprint[:12]}"
     wanted = {
@@ -55,6 +56,7 @@ def cache_dataset(
         "source": str(getattr(origin, "root", dataset.name)),
         "size": dataset.size,
         "count": len(dataset),
+        "files": parts["files"],
         "fingerprint": fingerprint,
     }
     source = None if rebuild else _opened(folder, wanted, origin)
@@ -209,6 +211,7 @@ def read_manifest(folder: Path) -> dict | None:
             "count": int,
             "crc32": int,
             "source": str,
+            "files": str,
             "fingerprint": str,
             "bad": dict,
         }
@@ -230,12 +233,13 @@ class CacheInfo(NamedTuple):
     folder: Path
     state: str  # finished, unfinished, damaged
     source: str
+    files: str  # checksum of their names
     count: int
     size: int
     bytes: int
     used: float  # seconds since 1970
     in_use: bool
-    outdated: bool  # there is a newer one of the same source, size and split
+    outdated: bool  # there is a newer one of the same files, which were rewritten since
 
 
 def list_caches(directory: str | Path) -> list[CacheInfo]:
@@ -262,6 +266,7 @@ def list_caches(directory: str | Path) -> list[CacheInfo]:
                 folder,
                 state,
                 manifest.get("source", ""),
+                manifest.get("files", ""),
                 manifest.get("count", 0),
                 manifest.get("size", 0),
                 length,
@@ -279,8 +284,8 @@ def list_caches(directory: str | Path) -> list[CacheInfo]:
 
 
 def prune(directory: str | Path, *, days: float | None = None) -> list[CacheInfo]:
-    """Remove what is of no use: builds that were not finished, damaged caches, and those of which there is a newer one
-    of the same source, size and split; with `days`, also what was not used for so long. What some process reads or
+    """Remove what is of no use: builds that were not finished, damaged caches, and those of image files that were
+    rewritten since and have a newer cache; with `days`, also what was not used for so long. What some process reads or
     builds right now stays. Returns what was removed."""
     removed = []
     for info in list_caches(directory):
@@ -296,7 +301,7 @@ def prune(directory: str | Path, *, days: float | None = None) -> list[CacheInfo
 
 
 def _kind(info: CacheInfo) -> tuple:
-    return info.folder.name.rpartition("-")[0], info.source
+    return info.folder.name.rpartition("-")[0], info.source, info.files
 
 
 def _in_use(folder: Path) -> bool:
@@ -317,12 +322,12 @@ def _outdated(directory: Path, folder: Path, wanted: dict) -> list[str]:
     old = []
     with contextlib.suppress(DataError, OSError):
         for info in list_caches(directory):
-            same = _kind(info) == (folder.name.rpartition("-")[0], wanted["source"])
+            same = _kind(info) == (folder.name.rpartition("-")[0], wanted["source"], wanted["files"])
             if same and info.folder != folder and info.state == "finished":
                 old.append(info.folder.name)
     if not old:
         return []
     return [
-        f"{directory}: image files were added, removed or rewritten since {old[0]} was built, or others were chosen: "
-        f"a new cache is built. Remove what is out of date: gpu-logicmix cache --to {directory} --prune"
+        f"{directory}: image files were rewritten since {old[0]} was built: a new cache is built. "
+        f"Remove what is out of date: gpu-logicmix cache --to {directory} --prune"
     ]

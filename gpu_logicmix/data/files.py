@@ -6,10 +6,11 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpu_logicmix.data.sparse import SparseLabels
 from gpu_logicmix.errors import BadImage, DataError
 from gpu_logicmix.files import read_json, read_text
 
@@ -29,11 +30,14 @@ class Listing(NamedTuple):
     """What a format finds in a dataset folder."""
 
     root: Path
-    paths: list[str]  # of the images, relative to `root`
-    ids: list[str]  # what the dataset itself calls the images
-    labels: np.ndarray  # int8 [N, C]
+    paths: Sequence[str]  # of the images, relative to `root`
+    ids: Sequence[str]  # what the dataset itself calls the images
+    labels: np.ndarray | SparseLabels  # int8 [N, C]
     categories: list[str]
     missing: list[int]  # images that are listed but not there
+    warnings: list[str] = []  # noqa: RUF012  # what is odd but does not stop anything
+    follow: bool = True  # False: paths were not checked, so symbolic links are not followed
+    source: Callable[[int], Any] | None = None  # of images that are not in files: from size to source
 
 
 def read_names(path: Path) -> dict[str, int]:
@@ -56,21 +60,13 @@ def check_paths(folder: Path, names: Sequence[str], where: Callable[[int], str])
     One listing of each folder instead of a question per file: 82,000 images take a fraction of a second.
     """
     home = os.path.realpath(folder)
+    odd = re.compile(r"^$|\.\.|[\0\\:]|^/").search
     listings: dict[str, dict[str, bool]] = {}
     missing = []
     for i, name in enumerate(names):
-        if not name:
-            raise DataError(f"{where(i)}: the image has no file name")
-        if (
-            "\0" in name
-            or os.path.isabs(name)
-            or re.match(r"[\\/]|[A-Za-z]:", name)
-            or ".." in re.split(r"[\\/]", name)
-        ):
-            raise DataError(
-                f"{where(i)}: image path {name!r} leads out of the dataset; write it relative to {folder}, without '..'"
-            )
-        parent, leaf = os.path.split(name)
+        if odd(name):
+            _check_name(folder, name, where(i))
+        parent, _, leaf = name.rpartition("/")
         if parent not in listings:
             listings[parent] = _links(os.path.join(folder, parent))
             _check_inside(home, os.path.join(folder, parent), where(i))
@@ -80,6 +76,16 @@ def check_paths(folder: Path, names: Sequence[str], where: Callable[[int], str])
         if is_link is not False and not os.path.isfile(os.path.join(folder, name)):
             missing.append(i)
     return missing
+
+
+def _check_name(folder: Path, name: str, where: str) -> None:
+    if not name:
+        raise DataError(f"{where}: the image has no file name")
+    if "\0" in name or re.match(r"[\\/]|[A-Za-z]:", name) or ".." in re.split(r"[\\/]", name):
+        raise DataError(
+            f"{where}: image path {name!r} leads out of the dataset; write it relative to {folder}, without '..' "
+            "(csv: or give the folder of the images as the option root=DIR)"
+        )
 
 
 def _links(folder: str) -> dict[str, bool]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gpu_logicmix.errors import DataError
-from gpu_logicmix.labels import LabelCounts
+from gpu_logicmix.labels import LabelCounts, hide_labels
 
 DENSE_CELLS = 1 << 28  # up to here labels are a matrix: simpler, and 268 MB are nothing
 _BLOCK = 1 << 22  # known labels worked on at a time
@@ -39,11 +39,10 @@ class SparseLabels:
     @classmethod
     def of_dense(cls, labels: np.ndarray) -> SparseLabels:
         pointers, columns, values = [np.zeros(1, dtype=np.int64)], [], []
-        for start, lengths, at, known in _dense_blocks(labels):
+        for lengths, at, known in _dense_blocks(labels):
             pointers.append(pointers[-1][-1] + np.cumsum(lengths, dtype=np.int64))
             columns.append(at)
             values.append(known)
-            del start
         join = lambda parts, kind: np.concatenate(parts) if parts else np.zeros(0, kind)  # noqa: E731
         return cls(np.concatenate(pointers), join(columns, np.int32), join(values, np.int8), labels.shape[1])
 
@@ -151,7 +150,8 @@ class SparseLabels:
         return LabelCounts(positive, known - positive, width - known)
 
     def hide(self, known, seed: int = 0, protocol: str = "uniform") -> SparseLabels:
-        """As `hide_labels` of the matrix. The arguments are checked there."""
+        """As `hide_labels` of the matrix: the same labels are hidden."""
+        hide_labels(np.zeros((0, self.shape[1]), dtype=np.int8), known, seed, protocol)  # checks the arguments
         keep = np.empty(self.known, dtype=bool)
         if protocol == "uniform":
             for part, _, cells in self._blocks():
@@ -223,10 +223,12 @@ class LabelTable(nn.Module):
         return out.scatter_(1, column, self.values[place])[:, : self.width]
 
 
-def fitting(labels: SparseLabels, kind: str = "auto") -> np.ndarray | SparseLabels:
-    """A matrix where that is small enough (or `kind` says so), else sparse."""
+def fitting(labels: np.ndarray | SparseLabels, kind: str = "auto") -> np.ndarray | SparseLabels:
+    """A matrix where that is small enough (or `kind` says so), else sparse. "auto" leaves a matrix as it is."""
     if kind not in ("auto", "dense", "sparse"):
         raise DataError(f"labels={kind!r}: must be auto, dense or sparse")
+    if not isinstance(labels, SparseLabels):
+        return SparseLabels.of_dense(labels) if kind == "sparse" else labels
     dense = labels.size <= DENSE_CELLS if kind == "auto" else kind == "dense"
     return labels.dense() if dense else labels
 
@@ -239,7 +241,7 @@ def labels_digest(labels: np.ndarray | SparseLabels) -> str:
         columns.update(labels.columns)
         values.update(labels.values)
     else:
-        for _, count, at, known in _dense_blocks(labels):
+        for count, at, known in _dense_blocks(labels):
             lengths.update(count)
             columns.update(at)
             values.update(known)
@@ -247,14 +249,14 @@ def labels_digest(labels: np.ndarray | SparseLabels) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()
 
 
-def _dense_blocks(labels: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-    """Some rows of a matrix at a time: the first row, known labels of each row, their columns, their values."""
+def _dense_blocks(labels: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Some rows of a matrix at a time: how many labels of each are known, their columns, their values."""
     step = max(1, _BLOCK // max(labels.shape[1], 1))
     for start in range(0, len(labels), step):
         block = np.asarray(labels[start : start + step])
         known = block >= 0
         lengths = known.sum(1, dtype=np.int64)
-        yield start, lengths, np.nonzero(known)[1].astype(np.int32), block[known].astype(np.int8)
+        yield lengths, np.nonzero(known)[1].astype(np.int32), block[known].astype(np.int8)
 
 
 def _first_of(rows: np.ndarray, draw: np.ndarray, eligible: np.ndarray) -> np.ndarray:

@@ -13,136 +13,203 @@ categories; without it, they are all those named in the file, or in train.csv.
 
 from __future__ import annotations
 
-import csv
+import os
+import posixpath
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from gpu_logicmix.data.files import DataError, Listing, check_choice, check_paths, read_text
+from gpu_logicmix.data.csvfile import CsvTable, read_csv, read_header
+from gpu_logicmix.data.files import Listing, check_choice, check_paths
+from gpu_logicmix.data.sparse import SparseLabels
+from gpu_logicmix.errors import DataError
+from gpu_logicmix.files import read_text
 
-CELLS = {"1": 1, "0": 0, "-1": -1, "": -1, "?": -1, "1.0": 1, "0.0": 0, "-1.0": -1, "nan": -1, "NaN": -1}
+SPLITS = {"training": "train", "validation": "val", "valid": "val", "dev": "val", "testing": "test"}
 
 
-def list_csv(path: Path, split: str, *, others: str = "absent") -> Listing:
-    """others: with a column `labels`, what the categories are that an image does not name: "absent" or "unknown"."""
+def list_csv(path: Path, split: str, *, others: str = "absent", root: str | None = None) -> Listing:
+    """others: with a column `labels`, what the categories are that an image does not name: "absent" or "unknown".
+    root: the folder that image paths are relative to, or, if they are absolute, inside of; that of the file unless
+        given.
+    """
     check_choice("others", others, ("absent", "unknown"))
     file = path / f"{split}.csv" if path.is_dir() else path
-    header, rows = _read(file)
-    if "split" in header:
-        at = header.index("split")
-        found = sorted({cells[at] for _, cells in rows})
-        rows = [(line, cells) for line, cells in rows if cells[at] == split]
-        if not rows:
-            raise DataError(f"{file}: no row has the split {split!r}; there are {', '.join(map(repr, found))}")
-    elif path.is_file() and split != "train":
+    if path.is_dir() and split == "val" and not file.exists() and (path / "test.csv").exists():
+        file = path / "test.csv"
+    table = read_csv(file)
+    rows = split_rows(table.texts.get("split"), split, len(table), file, alone=path.is_file())
+    folder = file.parent if root is None else image_root(root)
+    names = image_names([table.texts["image"][row] for row in rows], folder, root is not None)
+    where = lambda i: table.where(int(rows[i]))  # noqa: E731
+    check_unique(names, lambda i: table.line(int(rows[i])), file)
+    missing = check_paths(folder, names, where)
+
+    train = path / "train.csv" if path.is_dir() else file
+    labels: np.ndarray | SparseLabels
+    if "labels" in table.texts:
+        _same_form(train, file, listed=True)
+        categories, source = _categories(file, train, table)
+        named = [split_names(table.texts["labels"][row]) for row in rows]
+        labels = listed_labels(named, categories, others, where, source.name)
+    else:
+        _same_form(train, file, listed=False)
+        categories, labels = table.categories, table.labels[rows]
+        of_train = (
+            [name for name in read_header(train) if name not in ("image", "split")] if train.exists() else categories
+        )
+        if categories != of_train:
+            raise DataError(f"{file}: its columns are not those of train.csv; give both the same in the same order")
+    warnings = _in_both(table, rows, names, train, file, split)
+    return Listing(folder, names, names, labels, categories, missing, warnings)
+
+
+# ------------------------------------------------------------------------------------------------ shared with parquet
+def split_rows(splits: Sequence[str] | None, split: str, count: int, file: Path, *, alone: bool) -> np.ndarray:
+    """The rows of a split, by the column of that name (None: there is none). "val" is "test" where there is no val."""
+    if splits is None:
+        if alone and split != "train":
+            raise DataError(
+                f"{file}: has no column 'split', so all of it is 'train' and nothing is {split!r}; add that column, "
+                "give a folder with train.csv and val.csv, or hold some training images out: holdout=0.2"
+            )
+        return np.arange(count)
+    known = {text: SPLITS.get(text.lower(), text.lower()) for text in set(splits)}
+    wanted = SPLITS.get(split.lower(), split.lower())
+    if wanted == "val" and wanted not in known.values():
+        wanted = "test"
+    chosen = {text for text, name in known.items() if name == wanted}
+    rows = np.flatnonzero([text in chosen for text in splits])
+    if not len(rows):
+        found = ", ".join(map(repr, sorted(known)[:10]))
+        raise DataError(f"{file}: no row has the split {split!r}; there are {found}")
+    return rows
+
+
+def image_root(root: str) -> Path:
+    folder = Path(root).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"root={root!r}: no such folder")
+    return folder
+
+
+def image_names(names: list[str], folder: Path, absolute: bool) -> list[str]:
+    """Paths as they are in the table, made plain: forward slashes, no ./ and, if `absolute` ones are allowed, relative
+    to the folder. What leads out of it is left as it is, for `check_paths` to refuse."""
+    homes = [os.path.abspath(folder), os.path.realpath(folder)]
+
+    def plain(name: str) -> str:
+        name = name.replace("\\", "/")
+        if absolute and name.startswith("/"):
+            for home in homes:
+                if name.startswith(home.rstrip("/") + "/"):
+                    name = name[len(home.rstrip("/")) + 1 :]
+                    break
+        if ".." not in name and ("./" in name or "//" in name) and not name.startswith("/"):
+            name = posixpath.normpath(name)
+        return name
+
+    odd = re.compile(r"\\|\./|//|^/").search
+    return [plain(name) if odd(name) else name for name in names]
+
+
+def check_unique(names: list[str], line: Callable[[int], int], file: Path, unit: str = "line") -> None:
+    if len(set(names)) == len(names):
+        return
+    seen: dict[str, int] = {}
+    for row, name in enumerate(names):
+        first = seen.setdefault(name, row)
+        if first != row:
+            raise DataError(
+                f"{file}, {unit} {line(row)}: {name!r} is in {unit} {line(first)} already; remove one of the two"
+            )
+
+
+def split_names(cell: str) -> list[str]:
+    return [name.strip() for name in re.split(r"[;|,]", cell) if name.strip()] if cell else []
+
+
+def check_categories(categories: Sequence[str], file: Path) -> None:
+    if not categories:
+        raise DataError(f"{file}: names no category at all")
+    if set(categories) <= {"0", "1", "-1", "0.0", "1.0"}:
+        found = " and ".join(map(repr, sorted(categories)))
         raise DataError(
-            f"{file}: has no column 'split', so all of it is 'train' and nothing is {split!r}; "
-            "add that column, or give a folder with train.csv and val.csv"
+            f"{file}: the column 'labels' holds {found}, not names of categories; call the column after its category, "
+            "or list names"
         )
 
-    image_at = header.index("image")
-    names = [cells[image_at].replace("\\", "/") for _, cells in rows]
-    lines: dict[str, int] = {}
-    for name, (line, _) in zip(names, rows, strict=True):
-        if name in lines:
-            raise DataError(f"{file}, line {line}: {name!r} is in line {lines[name]} already; remove one of the two")
-        lines[name] = line
-    missing = check_paths(file.parent, names, lambda i: f"{file}, line {rows[i][0]}")
 
-    if set(header) - {"split"} == {"image", "labels"}:
-        categories, labels = _labels_listed(path, file, header, rows, -1 if others == "unknown" else 0)
-    else:
-        categories, labels = _labels_in_columns(file, header, rows)
-        if path.is_dir() and split != "train" and (path / "train.csv").exists():
-            of_train = [name for name in _read(path / "train.csv")[0] if name not in ("image", "split")]
-            if categories != of_train:
-                raise DataError(f"{file}: its columns are not those of train.csv; give both the same in the same order")
-    return Listing(file.parent, names, names, labels, categories, missing)
-
-
-def _read(file: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, and each row with its line number. Cells are stripped."""
-    text = read_text(file).splitlines(keepends=True)
-    delimiter = max(",;\t", key=text[0].count)
-    reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
-    header, rows = [], []
-    try:
-        for cells in reader:
-            cells = [cell.strip() for cell in cells]
-            if not any(cells):
-                continue
-            if not header:
-                header = cells
-                _check_header(file, header)
-            elif len(cells) != len(header):
-                raise DataError(
-                    f"{file}, line {reader.line_num}: {len(cells)} cells, but the header has {len(header)}; "
-                    "put names that hold a comma in quotes"
-                )
-            else:
-                rows.append((reader.line_num, cells))
-    except csv.Error as error:
-        raise DataError(f"{file}, line {reader.line_num}: not a CSV row ({error})") from None
-    if not rows:
-        raise DataError(f"{file}: has a header but no rows")
-    return header, rows
-
-
-def _check_header(file: Path, header: list[str]) -> None:
-    if "image" not in header:
-        raise DataError(f"{file}, line 1: no column 'image'; the columns are {', '.join(map(repr, header))}")
-    for at, name in enumerate(header):
-        if not name:
-            raise DataError(f"{file}, line 1: column {at + 1} has no name")
-        if header.index(name) != at:
-            raise DataError(f"{file}, line 1: two columns are called {name!r}; rename one")
-    if len(set(header) - {"image", "split"}) == 0:
-        raise DataError(f"{file}, line 1: no categories; add a column for each, or one column 'labels'")
-
-
-def _labels_in_columns(file: Path, header: list[str], rows: list) -> tuple[list[str], np.ndarray]:
-    columns = [at for at, name in enumerate(header) if name not in ("image", "split")]
-    labels = np.empty((len(rows), len(columns)), dtype=np.int8)
-    for row, (line, cells) in enumerate(rows):
-        try:
-            labels[row] = [CELLS[cells[at]] for at in columns]
-        except KeyError:
-            at = next(at for at in columns if cells[at] not in CELLS)
-            raise DataError(
-                f"{file}, line {line}, column {header[at]!r}: {cells[at]!r} is no label; "
-                "write 1 (present), 0 (absent), or -1, ? or nothing (unknown)"
-            ) from None
-    return [header[at] for at in columns], labels
-
-
-def _labels_listed(path: Path, file: Path, header: list[str], rows: list, other: int) -> tuple[list[str], np.ndarray]:
-    at = header.index("labels")
-    named = [_split_labels(cells[at]) for _, cells in rows]
-    list_file = file.parent / "categories.txt"
-    if list_file.exists():
-        source = list_file
-        categories = list(dict.fromkeys(line.strip() for line in read_text(list_file).splitlines() if line.strip()))
-    else:
-        # All rows of the file, whatever their split, so that train and val have the same categories.
-        source = path / "train.csv" if path.is_dir() else path
-        header, rows_of_all = _read(source)
-        at = header.index("labels") if "labels" in header else header.index("image")
-        categories = sorted({name for _, cells in rows_of_all for name in _split_labels(cells[at])})
-    if not categories:
-        raise DataError(f"{source}: names no category at all")
+def listed_labels(
+    named: list[list[str]], categories: Sequence[str], others: str, where: Callable[[int], str], source: str
+) -> np.ndarray | SparseLabels:
+    """Labels of images of which the present categories are named."""
     column = {name: c for c, name in enumerate(categories)}
-    labels = np.full((len(rows), len(categories)), other, dtype=np.int8)
+    lengths = np.fromiter((len(names) for names in named), np.int64, len(named))
+    columns = np.empty(int(lengths.sum()), dtype=np.int64)
+    at = 0
     for row, names in enumerate(named):
         for name in names:
-            if name not in column:
+            c = column.get(name)
+            if c is None:
                 raise DataError(
-                    f"{file}, line {rows[row][0]}: category {name!r} is not in the list of {source.name}; "
-                    "add it there, or correct the row"
+                    f"{where(row)}: category {name!r} is not in the list of {source}; add it there, or correct the row"
                 )
-            labels[row, column[name]] = 1
-    return categories, labels
+            columns[at] = c
+            at += 1
+    rows = np.repeat(np.arange(len(named)), lengths)
+    if others == "unknown":
+        return SparseLabels.of_cells(rows, columns, np.ones(len(rows), dtype=np.int8), (len(named), len(categories)))
+    labels = np.zeros((len(named), len(categories)), dtype=np.int8)
+    labels[rows, columns] = 1
+    return labels
 
 
-def _split_labels(cell: str) -> list[str]:
-    return [name.strip() for name in re.split(r"[;|,]", cell) if name.strip()]
+# ---------------------------------------------------------------------------------------------------- train.csv and co.
+def _same_form(train: Path, file: Path, *, listed: bool) -> None:
+    if train == file or not train.exists():
+        return
+    other = set(read_header(train)) - {"split"} == {"image", "labels"}
+    if other != listed:
+        words = ("lists labels", "has a column for each category")
+        this, that = (words[0], words[1]) if listed else (words[1], words[0])
+        raise DataError(f"{file}: {this}, but {train.name} {that}; write both in the same form")
+
+
+def _categories(file: Path, train: Path, table: CsvTable) -> tuple[list[str], Path]:
+    """The list of categories, and the file that it is from."""
+    fixed = file.parent / "categories.txt"
+    if fixed.exists():
+        lines = (line.strip() for line in read_text(fixed).splitlines())
+        return list(dict.fromkeys(line for line in lines if line)), fixed
+    # All rows of the file, whatever their split, so that train and val have the same categories.
+    source = train if train.exists() else file
+    cells = table.texts["labels"] if source == file else read_csv(source).texts["labels"]
+    categories = sorted({name for cell in set(cells) for name in split_names(cell)})
+    check_categories(categories, source)
+    return categories, source
+
+
+def _in_both(table: CsvTable, rows, names: list[str], train: Path, file: Path, split: str) -> list[str]:
+    """A warning about images to validate on that are also trained on."""
+    if split == "train":
+        return []
+    splits = table.texts.get("split")
+    if splits is not None:
+        trained = [n for n, s in zip(table.texts["image"], splits, strict=True) if SPLITS.get(s.lower(), s) == "train"]
+    elif train != file and train.exists():
+        trained = read_csv(train).texts["image"]
+    else:
+        return []
+    return both_warning(set(image_names(trained, file.parent, False)).intersection(names), file, split)
+
+
+def both_warning(both: set[str], file: Path, split: str) -> list[str]:
+    if not both:
+        return []
+    return [
+        f"{file}: {len(both):,} images are in {split} and in train as well, as {min(both)!r}; what is measured on "
+        "them is too good"
+    ]

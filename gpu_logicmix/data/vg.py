@@ -34,7 +34,7 @@ def list_vg200(root: Path, split: str) -> Listing:
             raise DataError(f"{list_file}, line {lines[name]}: {name!r} has no labels in {label_file.name}")
         numbers = index[name]
         for number in numbers if isinstance(numbers, list) else [numbers]:
-            if not isinstance(number, int) or not 0 <= number < COUNT:
+            if type(number) is not int or not 0 <= number < COUNT:
                 raise DataError(f"{label_file}: {name!r} has category {number!r}; categories are 0 to {COUNT - 1}")
             labels[row, number] = 1
 

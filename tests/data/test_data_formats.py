@@ -5,10 +5,12 @@ import os
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from trees import csv_tree, picture
 
 from gpu_logicmix import hide_labels, open_dataset
-from gpu_logicmix.data import DataError
+from gpu_logicmix.data import DataError, csvfile
 from gpu_logicmix.data.files import check_paths
 from gpu_logicmix.data.voc import CATEGORIES as VOC
 
@@ -236,7 +238,8 @@ def test_vg_lists_and_both_folders(tmp_path):
 def test_vg_mistakes(tmp_path):
     refused("train_list_500.txt: no such file", f"vg200:{tmp_path}")
     refused("line 2: '8.jpg' has no labels", f"vg200:{vg_tree(tmp_path, {'9.jpg': []}, ['9.jpg', '8.jpg'])}")
-    refused("'9.jpg' has category 200", f"vg200:{vg_tree(tmp_path, {'9.jpg': [200]})}")
+    for wrong in (200, -1, True, False, 1.5, "3", None, [0]):
+        refused(r"'9.jpg' has category", f"vg200:{vg_tree(tmp_path, {'9.jpg': [wrong]})}")
     refused("line 1: .*leads out", f"vg200:{vg_tree(tmp_path, {'../9.jpg': []})}")
     vg_tree(tmp_path, {"9.jpg": []})
     (tmp_path / "VG_100K" / "9.jpg").unlink()
@@ -305,8 +308,8 @@ def test_csv_splits(tmp_path):
     [
         ("", "data.csv: the file is empty"),
         ("image,cat\n", "a header but no rows"),
-        ("image,cat\nimg/a.png,yes\n", "line 2, column 'cat': 'yes' is no label; write 1"),
-        ("image,cat\nimg/a.png,2\n", "line 2, column 'cat': '2' is no label"),
+        ("image,cat\nimg/a.png,yes\n", "line 2, column 'cat': 'yes' is not a label; write 1"),
+        ("image,cat\nimg/a.png,2\n", "line 2, column 'cat': '2' is not a label"),
         ("image,cat\nimg/a.png,1,1\n", "line 2: 3 cells, but the header has 2"),
         ("image,cat\nimg/a.png,1\n\nimg/a.png,1\n", "line 4: 'img/a.png' is in line 2 already"),
         ("file,cat\nimg/a.png,1\n", "line 1: no column 'image'"),
@@ -325,6 +328,115 @@ def test_csv_splits(tmp_path):
 )
 def test_csv_mistakes(tmp_path, text, match):
     refused(match, f"csv:{csv_tree(tmp_path, text)}")
+
+
+@pytest.fixture(params=["csv", "pyarrow"])
+def reader(request, monkeypatch):
+    """Both readers of CSV files."""
+    if request.param == "csv":
+        monkeypatch.setattr(csvfile, "_read_fast", lambda *a: None)
+    else:
+        pytest.importorskip("pyarrow")
+    return request.param
+
+
+def test_csv_reports_up_to_20_bad_cells_and_the_total(tmp_path, reader):
+    rows = "".join(f"img/{i}.png,{'yes' if i % 2 else 1},maybe\n" for i in range(30))
+    file = csv_tree(tmp_path, "image,cat,dog\n" + rows)
+    with pytest.raises(DataError) as caught:
+        open_dataset(f"csv:{file}", "train", 16)
+    text = str(caught.value)
+    assert text.startswith(f"{file}, line 2, column 'dog': 'maybe' is not a label; write 1")
+    assert "45 such cells" in text
+    assert text.count("column") == 20
+    assert "line 3 column 'cat' 'yes'" in text
+    assert text.endswith("and 25 more")
+
+
+def test_csv_words_for_labels_and_splits(tmp_path, reader):
+    text = "image,split,cat,dog,cow\nimg/a.png,Training,True,NA,null\nimg/b.png,validation,FALSE,n/a,1.0\n"
+    file = csv_tree(tmp_path, text + "img/c.png,test,true,None,nan\n")
+    assert open_dataset(f"csv:{file}", "train", 16).labels.tolist() == [[1, -1, -1]]
+    assert open_dataset(f"csv:{file}", "val", 16).labels.tolist() == [[0, -1, 1]]
+    assert open_dataset(f"csv:{file}", "test", 16).labels.tolist() == [[1, -1, -1]]
+    file = csv_tree(tmp_path, "image,split,cat\nimg/a.png,train,1\nimg/b.png,test,0\n")
+    assert open_dataset(f"csv:{file}", "val", 16).ids == ["img/b.png"]  # test, where there is no val
+    one = csv_tree(tmp_path, "image,x\nimg/a.png,1\n", "one.csv")
+    refused("no column 'split'.*holdout=0.2", f"csv:{one}", "val")
+
+
+def test_csv_odd_files(tmp_path, reader):
+    file = csv_tree(tmp_path, "image,labels\nimg/a.png,0\nimg/b.png,1\n")
+    refused("holds '0' and '1', not names", f"csv:{file}")
+    file = csv_tree(tmp_path, "image,cat\nimg/a.png,1\n./img/a.png,1\n")
+    refused("line 3: 'img/a.png' is in line 2 already", f"csv:{file}")
+    file = csv_tree(tmp_path, "image,cat\nimg//a.png,1\nimg/./a.png,1\n")
+    refused("line 3: 'img/a.png' is in line 2 already", f"csv:{file}")
+    file = csv_tree(tmp_path, '"image","cat"\n"img/a.png","1"\n\n,\n"img/b.png",0\n"img/zz.png",0\n')
+    refused("zz.png: no such file", f"csv:{file}")
+    file = csv_tree(tmp_path, '"image","cat"\n\n"img/a.png","1"\n\n,\n"img/b.png",0\n"../zz.png",0\n')
+    refused("line 7: .*leads out", f"csv:{file}")
+    csv_tree(tmp_path, "image,cat,dog\nimg/a.png,1,0\n", "train.csv")
+    csv_tree(tmp_path, "image,labels\nimg/b.png,cat\n", "val.csv")
+    refused("val.csv: lists labels, but train.csv has a column for each category", f"csv:{tmp_path}", "val")
+    csv_tree(tmp_path, "image,labels\nimg/b.png,cat\n", "train.csv")
+    csv_tree(tmp_path, "image,cat,dog\nimg/a.png,1,0\n", "val.csv")
+    refused("val.csv: has a column for each category, but train.csv lists", f"csv:{tmp_path}", "val")
+
+
+def test_csv_images_in_train_and_val_are_warned_of(tmp_path, reader):
+    file = csv_tree(tmp_path, "image,split,cat\nimg/a.png,train,1\n./img/a.png,val,0\nimg/b.png,val,0\n")
+    assert open_dataset(f"csv:{file}", "train", 16).warnings == []
+    (warning,) = open_dataset(f"csv:{file}", "val", 16).warnings
+    assert "1 images are in val and in train as well, as 'img/a.png'" in warning
+    csv_tree(tmp_path, "image,cat\nimg/a.png,1\nimg/b.png,1\n", "train.csv")
+    csv_tree(tmp_path, "image,cat\nimg/b.png,0\nimg/c.png,1\n", "val.csv")
+    assert "'img/b.png'" in open_dataset(f"csv:{tmp_path}", "val", 16).warnings[0]
+
+
+def test_csv_absolute_paths_with_root(tmp_path, reader):
+    home, table = tmp_path / "photos", tmp_path / "tables"
+    for name in ("a.png", "sub/b.png"):
+        picture(home / name)
+    picture(tmp_path / "secret.png")
+    table.mkdir()
+    file = table / "t.csv"
+    file.write_text(f"image,cat\n{home}/a.png,1\nsub/b.png,0\n")
+    refused("leads out of the dataset.*root=DIR", f"csv:{file}")
+    dataset = open_dataset(f"csv:{file}", "train", 16, root=str(home))
+    assert dataset.ids == ["a.png", "sub/b.png"]
+    assert dataset[[0, 1]][0].shape == (2, 3, 16, 16)
+    for outside in (f"{tmp_path}/secret.png", f"{home}/../secret.png", "../secret.png", f"{home}x/a.png", str(home)):
+        file.write_text(f"image,cat\n{outside},1\n")
+        refused("leads out of the dataset", f"csv:{file}", root=str(home))
+    refused("no such folder", f"csv:{file}", root=str(tmp_path / "none"))
+
+
+CELLS = st.sampled_from(["0", "1", "", "?", " 1", "-1", "True", "NA", "2", "x", '"1"', ' "0"', '"a"b', "1.0"])
+NAMES = st.sampled_from(
+    ["a.png", " b.png", '"c.png"', '"d,e.png"', 'f"g.png', "h.png ", "", "x/../y", '"i""j.png"', "\x00"]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=st.lists(st.tuples(NAMES, CELLS, CELLS), max_size=6), end=st.sampled_from(["\n", "\r\n", "\n\n"]))
+def test_csv_readers_agree(tmp_path_factory, rows, end):
+    """pyarrow and the standard library: the same table, or the same error."""
+    pytest.importorskip("pyarrow")
+    file = tmp_path_factory.mktemp("csv") / "t.csv"
+    file.write_bytes(end.join(["image,cat,dog", *(",".join(row) for row in rows), ""]).encode())
+
+    def outcome():
+        try:
+            table = csvfile.read_csv(file)
+            return table.texts, table.labels.tolist(), [table.line(row) for row in range(len(table))]
+        except DataError as error:
+            return str(error)
+
+    fast = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csvfile, "_read_fast", lambda *a: None)
+        assert outcome() == fast
 
 
 # --- Paths, folders, specs --------------------------------------------------------------------------------------------

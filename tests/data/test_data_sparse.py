@@ -1,0 +1,146 @@
+"""Sparse labels: whatever is asked of them, the answer is that of the matrix."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trees import dataset_of
+
+from gpu_logicmix import hide_labels, label_counts
+from gpu_logicmix.data import DataError, ImageDataset, make_loader, sparse
+from gpu_logicmix.data.sparse import LabelTable, SparseLabels, draws_at, fitting, labels_digest
+
+MATRICES = st.tuples(st.integers(0, 12), st.integers(1, 9), st.integers(0, 2**32 - 1)).map(
+    lambda t: np.random.default_rng(t[2]).choice([-1, -1, -1, 0, 1], (t[0], t[1])).astype(np.int8)
+)
+HIDING = [(0.0, "uniform"), (0.3, "uniform"), (1.0, "uniform"), (0.4, "hcp"), (2, "per-class")]
+HIDING += [((1, 3), "per-class"), (0, "per-class"), (None, "single-positive")]
+
+
+def equal(labels: SparseLabels, matrix: np.ndarray) -> None:
+    assert labels.shape == matrix.shape
+    assert np.array_equal(labels.dense(), matrix)
+    assert labels.known == (matrix >= 0).sum()
+    for row in range(len(matrix)):  # as it must be stored: ascending
+        columns = labels.columns[labels.pointers[row] : labels.pointers[row + 1]]
+        assert (np.diff(columns) > 0).all()
+
+
+@settings(max_examples=120, deadline=None)
+@given(MATRICES, st.integers(0, 2**64), st.data(), st.sampled_from([1, 7, 1 << 22]))
+def test_everything_is_as_of_the_matrix(matrix, seed, data, block):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "_BLOCK", block)
+        labels = SparseLabels.of_dense(matrix)
+        equal(labels, matrix)
+        assert len(labels) == len(matrix)
+        assert labels.size == matrix.size
+        assert labels_digest(labels) == labels_digest(matrix)
+        for dim in (None, 0, 1):
+            for ours, theirs in zip(label_counts(labels, dim), label_counts(matrix, dim), strict=True):
+                assert np.array_equal(ours, theirs)
+        for known, protocol in HIDING:
+            equal(hide_labels(labels, known, seed, protocol), hide_labels(matrix, known, seed, protocol))
+        if len(matrix):
+            rows = data.draw(st.lists(st.integers(0, len(matrix) - 1), max_size=8))
+            assert np.array_equal(labels[rows], matrix[rows])
+            equal(labels.take(rows), matrix[rows])
+            assert np.array_equal(labels.table()(torch.tensor(rows, dtype=torch.int64)).numpy(), matrix[rows])
+            assert np.array_equal(labels[-1], matrix[-1])
+            assert np.array_equal(labels[1:5:2], matrix[1:5:2])
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**80), st.integers(1, 5000), st.data())
+def test_draws_by_place_are_numpys(seed, total, data):
+    places = data.draw(st.lists(st.integers(0, total - 1), max_size=20))
+    assert np.array_equal(draws_at(seed, np.array(places, dtype=np.int64), total), _all(seed, total)[places])
+
+
+def _all(seed, total):
+    return np.random.default_rng(seed).random(total)
+
+
+def test_draws_far_out():
+    """A place that no loop would reach, against numpy's own jump."""
+    total = 9_011_219 * 9_605
+    places = np.array([0, 1, 12_345_678_901, total - 1])
+    expected = [np.random.Generator(np.random.PCG64(5).advance(int(place))).random() for place in places]
+    assert draws_at(5, places, total).tolist() == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 1)), max_size=30))
+def test_cells_in_any_order(cells):
+    for conflict, value in (("unknown", -1), ("present", 1), ("absent", 0)):
+        matrix = np.full((5, 4), -1, dtype=np.int8)
+        for row in range(5):
+            for column in range(4):
+                said = {v for r, c, v in cells if (r, c) == (row, column)}
+                matrix[row, column] = value if len(said) == 2 else said.pop() if said else -1
+        rows, columns, values = np.array(cells, dtype=np.int64).reshape(-1, 3).T
+        equal(SparseLabels.of_cells(rows, columns, values, (5, 4), conflict=conflict), matrix)
+
+
+def test_conflicts_can_be_errors():
+    with pytest.raises(DataError, match="row 1 column 2"):
+        SparseLabels.of_cells(
+            [1, 0, 1], [2, 2, 2], [1, 1, 0], (2, 4), conflict=lambda r, c: DataError(f"row {r} column {c}")
+        )
+
+
+def test_real_labels_of_coco(shared):
+    npz = np.load(shared / "data" / "coco2014_labels.npz")
+    full = npz["labels"][npz["split"] == "train"].astype(np.int8)
+    labels = SparseLabels.of_dense(full)
+    assert labels_digest(labels) == labels_digest(full)
+    rows = np.random.default_rng(0).permutation(len(full))[:256]
+    for known, protocol in ((0.1, "uniform"), (0.3, "hcp"), (100, "per-class"), (None, "single-positive")):
+        thin, matrix = (hide_labels(x, known, 7, protocol) for x in (labels, full))
+        assert np.array_equal(thin.dense(), matrix)
+        assert labels_digest(thin) == labels_digest(matrix)
+        assert np.array_equal(thin[rows], matrix[rows])
+        for dim in (None, 0, 1):
+            for ours, theirs in zip(thin.counts(dim), label_counts(matrix, dim), strict=True):
+                assert np.array_equal(ours, theirs)
+
+
+def test_batches_of_a_dataset_are_the_same(tmp_path):
+    dense = dataset_of(tmp_path)
+    thin = ImageDataset("test", "train", dense.source, SparseLabels.of_dense(dense.labels), dense.categories, dense.ids)
+    assert thin.fingerprint() == dense.fingerprint()
+    assert "sparse labels" in repr(thin)
+    for ours, theirs in zip(make_loader(thin, 4, shuffle=True), make_loader(dense, 4, shuffle=True), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert torch.equal(thin[3][1], dense[3][1])
+    assert np.array_equal(thin.labels_of([5, 1]), dense.labels_of([5, 1]))
+    part = thin.take([7, 2, 3])
+    assert isinstance(part.labels, SparseLabels)
+    assert part.fingerprint() == dense.take([7, 2, 3]).fingerprint()
+    thin.labels = hide_labels(thin.labels, 0.5, seed=1)
+    assert np.array_equal(thin.labels.dense(), hide_labels(dense.labels, 0.5, seed=1))
+    with pytest.raises(DataError, match="do not fit"):
+        thin.labels = SparseLabels.of_dense(dense.labels[:4])
+
+
+def test_dense_where_it_is_small(monkeypatch):
+    labels = SparseLabels.of_dense(np.zeros((4, 5), dtype=np.int8))
+    assert isinstance(fitting(labels), np.ndarray)
+    assert fitting(labels, "sparse") is labels
+    monkeypatch.setattr(sparse, "DENSE_CELLS", 19)
+    assert fitting(labels) is labels
+    assert isinstance(fitting(labels, "dense"), np.ndarray)
+    assert isinstance(fitting(np.zeros((4, 5), dtype=np.int8)), np.ndarray)
+    with pytest.raises(DataError, match="labels='thin': must be auto, dense or sparse"):
+        fitting(labels, "thin")
+
+
+def test_table_needs_no_sync_and_compiles():
+    """On fake CUDA tensors reading a value raises; on meta there is none to read."""
+    labels = SparseLabels.of_dense(np.random.default_rng(0).integers(-1, 2, (20, 7)).astype(np.int8))
+    assert LabelTable(labels).to("meta")(torch.zeros(5, dtype=torch.int64, device="meta")).shape == (5, 7)
+    table = torch.compile(labels.table(), fullgraph=True, backend="eager", dynamic=True)
+    for count in (3, 8, 1):
+        rows = torch.arange(count)
+        assert np.array_equal(table(rows).numpy(), labels[rows.numpy()])
