@@ -15,7 +15,7 @@ from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["launch", "gpu_logicmix.cli.fit", "gpu_logicmix.train.loop", "gpu_logicmix.report.pictures"]
+    ["launch", "gpu_logicmix.cli.fit", "gpu_logicmix.train.loop", "gpu_logicmix.report.preview"]
 )
 
 # A run that takes seconds, and has everything in it that is random or keeps a state.

@@ -58,7 +58,7 @@ def stats(
 
         gpu-logicmix stats coco:/data/coco --known 0.3
     """
-    from gpu_logicmix.report.pictures import Share, mixed_labels, stats_figure
+    from gpu_logicmix.report.label_stats import Share, mixed_labels, stats_figure
 
     dataset = opened(data, split, None, option, "skip")
     if not dataset.categories:
@@ -131,7 +131,7 @@ def preview(
     gpu-logicmix preview voc2007:/data/VOCdevkit --known 0.3 --count 6
     """
     from gpu_logicmix.augment.randaugment import RandAugment, RandomHorizontalFlip
-    from gpu_logicmix.report.pictures import batch_steps, drawn_batch, preview_picture
+    from gpu_logicmix.report.preview import batch_steps, drawn_batch, preview_picture
 
     dataset = opened(data, split, size, option, on_bad_image)
     if dataset.categories:

@@ -1,5 +1,7 @@
 """Pictures and plots: sizes, colours, and text that fits. The page of a run, from whatever is in its folder."""
 
+import base64
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -9,20 +11,12 @@ import pytest
 import torch
 
 from gpu_logicmix import GPULogicMix, average_precision, label_counts, open_dataset
-from gpu_logicmix.report.markup import Series, _thin, _ticks, chart_series, line_chart
-from gpu_logicmix.report.pictures import (
-    PRESENT_TEXT,
-    UNKNOWN_TEXT,
-    Share,
-    Step,
-    _font,
-    _label_lines,
-    _wrap,
-    mixed_labels,
-    preview_picture,
-    stats_figure,
-)
-from gpu_logicmix.report.run_page import _pictures, pick_examples, read_run, write_report
+from gpu_logicmix.report.charts import Series, chart_series, line_chart, thin, ticks
+from gpu_logicmix.report.figures import pick_examples, row_images
+from gpu_logicmix.report.label_stats import Share, mixed_labels, stats_figure
+from gpu_logicmix.report.preview import PRESENT_TEXT, UNKNOWN_TEXT, Step, _font, _label_lines, _wrap, preview_picture
+from gpu_logicmix.report.run_folder import read_run
+from gpu_logicmix.report.run_page import write_report
 
 NAMES = [f"category {c}" for c in range(12)]
 
@@ -214,7 +208,7 @@ def write_lines(folder, lines):
 class Page(HTMLParser):
     """What a browser makes of a page: its elements, its text, and whether everything opened is closed."""
 
-    VOID = ("meta", "img", "line", "circle", "path", "br")
+    VOID = ("meta", "img", "line", "circle", "path", "br", "input")
 
     def __init__(self, path):
         super().__init__()
@@ -238,7 +232,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.text += data if self.open[-1:] != ["style"] else ""
+        self.text += data if self.open[-1:] not in (["style"], ["script"]) else ""
 
 
 def some_steps(count=12):
@@ -267,7 +261,8 @@ def test_page_of_a_complete_run(tmp_path):
     titles += ("Category-wise fine-tuning", "Pseudo-labels", "A mixed batch", "Best and worst predictions")
     assert all(title in page.text for title in titles)
     assert "has no end" not in page.text
-    assert page.tags.count("svg") == 7  # loss, mAP, speed, waiting; pseudo-labels: two counts and precision, no recall
+    # Loss, mAP, speed, waiting; pseudo-labels: two counts and precision, no recall; recall, reliability; 11 small ones.
+    assert page.tags.count("svg") == 7 + 2 + 11
     examples = pick_examples(*(np.load(tmp_path / "run" / "predictions.npz")[name] for name in ("logits", "targets")))
     assert page.tags.count("img") == 9 + sum(map(len, examples))
     # The figures are those of the log.
@@ -298,7 +293,8 @@ def test_page_has_the_ap_of_each_category(tmp_path):
     file = np.load(tmp_path / "run" / "predictions.npz")
     ap = average_precision(torch.from_numpy(file["logits"]), torch.from_numpy(file["targets"])).tolist()
     rows = re.findall(
-        r"<li><span>(category \d+)</span><i><b style='width:([\d.]+)%'></b></i><em>([\d.]+) %</em><small>(\d+)",
+        r'<td>(category \d+)</td>\s*<td[^>]*><i><b class="" style="margin-left:0%;width:([\d.]+)%"></b></i></td>\s*'
+        r'<td data-value="[\d.]+">([\d.]+)</td>\s*<td.*?</svg></td>\s*<td data-value="(\d+)">',
         page.source,
     )
     assert [float(row[1]) for row in rows] == sorted((float(row[1]) for row in rows), reverse=True)
@@ -385,7 +381,7 @@ def test_page_without_numbers(tmp_path, nothing):
     np.savez(tmp_path / "run" / "predictions.npz", **file)
     page = Page(write_report(tmp_path / "run", steps=some_steps()))
     assert "Validation mAP–" in page.text
-    assert "are no finite numbers" in page.text
+    assert "are not finite" in page.text
     assert not re.search(r"\b(nan|inf|None|null)\b", page.text)
     assert not any(re.search(r"nan|inf\b|None", value or "") for name, value in page.attributes if name != "src")
 
@@ -415,7 +411,11 @@ def test_hostile_names_stay_text(tmp_path):
     val.ids = [name] * 30
     steps = [Step(name, s.images, s.targets, [name] * 3) for s in some_steps(len(HOSTILE))]
     page = Page(write_report(tmp_path / "run", val=val, steps=steps, defaults={"lr": 1}))
-    assert "script" not in page.tags
+    assert page.tags.count("script") == 1  # our own, and the browser runs no other
+    (policy,) = [value for name, value in page.attributes if name == "content" and "default-src" in value]
+    (own,) = re.findall(r"<script>(.*?)</script>", page.source, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+    assert policy.endswith(f"script-src 'sha256-{digest}'")
     assert all(name in page.text for name in HOSTILE)
     images = [value for name, value in page.attributes if name in ("src", "href", "xlink:href", "action")]
     assert len(images) > 9
@@ -431,13 +431,13 @@ def test_pictures_are_those_of_the_predictions(tmp_path):
     order = np.random.default_rng(0).permutation(40)[:30]
     np.savez(tmp_path / "run" / "predictions.npz", **file | {"index": order, "ids": np.array(val.ids)[order]})
     found = read_run(tmp_path / "run").predictions
-    pictures, problem = _pictures(found, val, [3, 7, 20])
+    pictures, problem = row_images(found, val, [3, 7, 20])
     assert problem == ""
     assert all(torch.equal(pictures[row], val[int(order[row])][0]) for row in (3, 7, 20))
     val.ids = [f"other-{i}" for i in range(40)]
     assert "not those of the predictions" in Page(write_report(tmp_path / "run", val=val)).text
     assert "not at hand" in Page(write_report(tmp_path / "run")).text
-    assert "cannot be read" in _pictures(found._replace(index=found.index + 100), val, [3])[1]
+    assert "cannot be read" in row_images(found._replace(index=found.index + 100), val, [3])[1]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -468,30 +468,31 @@ def test_examples_against_a_slow_oracle(seed):
     ("low", "high"), [(0, 1), (0.0312, 0.0313), (17.2, 19.5), (0, 0), (5, 5), (1e-9, 3e-9), (0, 5.9e6)]
 )
 def test_axis_ticks_enclose_the_values(low, high):
-    ticks = _ticks(low, high)
-    assert ticks[0] <= low + 1e-12
-    assert ticks[-1] >= high - 1e-12
-    assert len(ticks) <= 7
-    assert ticks == sorted(set(ticks))
+    marks = ticks(low, high)
+    assert marks[0] <= low + 1e-12
+    assert marks[-1] >= high - 1e-12
+    assert len(marks) <= 7
+    assert marks == sorted(set(marks))
 
 
 def test_long_curves_keep_their_mean():
     points = [(float(i), float(i % 7)) for i in range(1000)]
-    thin = _thin(points)
-    assert len(thin) == 200
-    assert np.mean([y for _, y in thin]) == pytest.approx(np.mean([y for _, y in points]))
-    assert _thin([(0.0, None)] * 1000)[0][1] is None
+    fewer = thin(points)
+    assert len(fewer) == 200
+    assert np.mean([y for _, y in fewer]) == pytest.approx(np.mean([y for _, y in points]))
+    assert thin([(0.0, None)] * 1000)[0][1] is None
     assert line_chart("t", Series("a", "one", [(0.5, None)])) == ""
     chart = line_chart("t", Series("a", "one", [(1, 1e-4), (2, None), (3, 10.0)]))
     assert chart.count("<circle") == 2
     assert "logarithmic" in chart
 
 
-def test_many_categories_are_folded(tmp_path):
+def test_many_categories_are_all_in_one_table(tmp_path):
     write_run(tmp_path / "run", [f"category {c}" for c in range(300)], cft=False)
     page = Page(write_report(tmp_path / "run"))
-    assert "259 categories between these" in page.text  # one has no AP
-    assert page.source.count("<li>") == 299
+    (table,) = re.findall(r'<table class="sortable">.*?</table>', page.source, re.DOTALL)
+    assert table.count("<tr>") == 1 + 299  # one has no AP
+    assert "search 299 categories" in page.source
 
 
 def test_a_failed_write_leaves_the_old_page(tmp_path, monkeypatch):

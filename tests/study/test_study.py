@@ -1,26 +1,32 @@
 """A study: which runs it has, that it can be stopped and split, and that its tables say what the runs gave."""
 
+import io
 import json
-import math
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from conftest import ROOT
+from rich.console import Console
 from scipy import stats as scipy_stats
 from sklearn.metrics import average_precision_score
 
 from gpu_logicmix import GPULogicMix
-from gpu_logicmix.study import plan as study
-from gpu_logicmix.study.plan import Row, cell, differences, distinct, markdown, read_results, read_study, run_study
+from gpu_logicmix.study.plan import distinct, left_to_do, print_plan, read_study, run_study, study_hours
+from gpu_logicmix.study.plots import plot_panels
+from gpu_logicmix.study.results import Row, collect, read_results, result, write_results
+from gpu_logicmix.study.tables import cell, differences, known_words, markdown, markdown_table, t_quantile, tables
 from gpu_logicmix.train.inputs import open_val
 from gpu_logicmix.train.predict import load_run
 
@@ -85,17 +91,28 @@ def test_the_runs_of_a_study(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[bse]\n", "no section [bse]"),
+        ("[bse]\n", "unknown section [bse]"),
         ("[base]\n", "has no [[table]]"),
         ("[[table]]\ntitle='A'\n", "table 'A': has no [table.methods]"),
         ("[[table]]\n[table.methods]\nx = { mixx = 'none' }\n", "fit has no option 'mixx'"),
         ("[[table]]\nknown = 2.0\n[table.methods]\nx = { mix = 'none' }\n", "known=2: must be above 0"),
         ("[[table\n", "not TOML"),
+        ("table = [1, 2]\n", "table 1: must be a section of options, not '1'"),
+        ("base = 5\n[[table]]\n", "base: must be a section of options, not '5'"),
+        ("title = 5\n[[table]]\n", "title: must be text in quotes, not '5'"),
+        ("[[table]]\ntitle = [1]\n", "title: must be text in quotes"),
+        ("[[table]]\nmethods = 3\n", "has no [table.methods]"),
+        ("[[table]]\n[table.methods]\nx = 3\n", "'x': must be a section of options, not '3'"),
+        ("[[table]]\nknown = 'all'\n[table.methods]\nx = {}\n", "'x': known='all': must be float"),
+        ("[[table]]\nseed = [[1]]\n[table.methods]\nx = {}\n", "'x': seed=[1]: must be int"),
+        ("[[table]]\nlr = { a = 1 }\n[table.methods]\nx = {}\n", "'x': lr={'a': 1}: must be float"),
+        ("base = " + "[" * 100_000 + "\n", "tiny.toml"),
     ],
 )
 def test_mistakes_in_a_study_are_named(tmp_path, text, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
         read_study(write(tmp_path, text))
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_study_from_start_to_end(tmp_path):
@@ -108,18 +125,29 @@ def test_a_study_from_start_to_end(tmp_path):
     assert 0 < len(half) < len(rows) == len(planned)
     before = {file: file.stat().st_mtime_ns for file in out.glob("runs/*/last.pt")}
     assert run_study(planned, out) == []  # everything is there: nothing is done again
-    study.collect(planned, out)
+    collect(planned, out)
     assert before == {file: file.stat().st_mtime_ns for file in out.glob("runs/*/last.pt")}
     # The tables are what the runs' own logs say.
     for plan, row in zip(planned, rows, strict=True):
-        end = study.result(out / "runs" / plan.folder)
+        end = result(out / "runs" / plan.folder)
         assert row.mAP == pytest.approx(100 * end["mAP_cft" if plan.config.cft else "mAP"], abs=1e-4)
         assert (row.method, row.known, row.seed) == (plan.method, plan.known, plan.seed)
+        assert row.known_measured == pytest.approx(plan.known, abs=0.05)
     assert (out / "results.md").read_text() == markdown(rows)
     page = (out / "index.html").read_text()
-    assert page.count("<img") == 2
+    assert "<h1>tiny</h1>" in page
+    assert page.count('class="chart"') == 4
     assert "http" not in page.replace("http-equiv", "")
-    assert (out / "table1.png").stat().st_size > 10_000
+    ElementTree.parse(out / "table1.svg")
+    # The folders of runs go, results.csv stays: nothing is done again, nothing is lost.
+    csv, page = (out / "results.csv").read_text(), (out / "index.html").read_text()
+    shutil.rmtree(out / "runs")
+    assert left_to_do(planned, out) == []
+    assert run_study(planned, out) == []
+    assert collect(planned, out) == rows
+    assert (out / "results.csv").read_text() == csv
+    assert not (out / "runs").exists()
+    assert (out / "index.html").read_text() == page
 
 
 def test_a_killed_study_goes_on_and_gives_the_same(tmp_path):
@@ -153,8 +181,9 @@ def make_rows(seed: int = 0) -> list[Row]:
 
 
 def test_the_table_against_the_obvious_way():
-    rows = make_rows()
+    rows = [row._replace(mAP=row.mAP + {"a": 9, "b": -9}.get(row.method, 0)) for row in make_rows()]
     text = markdown(rows)
+    assert text.count("↓") > 1  # and in the words below
     for known, column in ((0.1, 2), (0.5, 3)):
         means = {
             m: statistics.fmean(r.mAP for r in rows if r.method == m and r.known == known)
@@ -164,9 +193,13 @@ def test_the_table_against_the_obvious_way():
             line = next(line for line in text.splitlines() if line.startswith(f"| {m} "))
             entry = line.split("|")[column].strip()
             assert f"{mean:.1f}" in entry
-            assert entry.startswith("**") == (mean == max(means.values()))
-            assert entry.endswith("↓") == (mean < means["none"])
+            gain = differences(rows).get((m, known))
+            assert entry.startswith("**") == (gain is not None and gain.mean > gain.half)
+            assert entry.endswith("↓") == (gain is not None and gain.mean < -gain.half)
             assert ("±" in entry) == (m != "c")
+    single = markdown([row for row in rows if row.seed == 0])
+    assert "**" not in single.replace("**T**", "")  # nothing tells the noise
+    assert "↓" not in single
     assert cell([]) is None
     assert cell([3.0]).text == "3.0"
 
@@ -199,8 +232,12 @@ def test_confidence_intervals_against_scipy():
     assert (only.mean - only.half, only.mean + only.half) == pytest.approx(tuple(interval), abs=2e-3)
     assert differences([r for r in rows if r.seed == 0])["a", 0.1].half is None  # nothing to tell the noise by
     assert ("a", 0.1) not in differences([r for r in rows if (r.method == "none") == (r.seed == 0)])
-    for df, value in enumerate(study.T95, 1):
-        assert value == pytest.approx(scipy_stats.t.ppf(0.975, df), abs=1e-3)
+
+
+@pytest.mark.parametrize("freedom", [*range(1, 60), 99, 100, 1000])
+def test_quantiles_of_students_t(freedom):
+    for inside in (0.5, 0.95, 0.99):
+        assert t_quantile(freedom, inside) == pytest.approx(scipy_stats.t.ppf((1 + inside) / 2, freedom), rel=1e-9)
 
 
 def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):
@@ -209,8 +246,163 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):
     planned = read_study(write(tmp_path, text.replace("seed = [0, 1]", "seed = [0]")))
     failed = run_study(planned, tmp_path / "out")
     assert len(failed) == 2
-    assert all("wild" in line and "no number" in line for line in failed)
+    assert all("wild" in line and ("no number" in line or "non-finite" in line) for line in failed)
     assert {row.method for row in read_results(tmp_path / "out" / "results.csv")} == {"none", "Mixup"}
+
+
+def fake_run(out: Path, plan, mAP: float | None = 0.5, **end) -> None:
+    """A finished run as its log tells it."""
+    folder = out / "runs" / plan.folder
+    folder.mkdir(parents=True)
+    epochs = [
+        {"kind": "epoch", "epoch": e, "mAP": m, "CF1": 0.1, "OF1": 0.2, **({"tune_mAP": t} if t else {})}
+        for e, m, t in ((1, 0.4, 0.3), (2, 0.45, 0.35), (3, None, None), (4, mAP, 0.32))
+    ]
+    last = {"kind": "end", "mAP": mAP, "mAP_best": mAP, "elapsed": 60.0, **end}
+    lines = [{"kind": "start", "known": plan.known / 2}, *epochs, last]
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_measured_share_and_the_epoch_chosen_by_training_images(tmp_path):
+    planned = [plan for plan in read_study(write(tmp_path)) if plan.table == "Ways to mix"]
+    for plan in planned:
+        fake_run(tmp_path, plan, 0.5 + 0.01 * plan.seed)
+    rows = collect(planned, tmp_path)
+    assert {row.known_measured for row in rows} == {0.15, 0.45}
+    assert {row.mAP_tuned for row in rows} == {45.0}  # epoch 2 has the best mAP of held-out training images
+    text = (tmp_path / "results.md").read_text()
+    assert "| mAP (%) | 15% known | 45% known | average |" in text
+    assert "| mAP (%), chosen epoch | 15% known |" in text
+    assert rows == read_results(tmp_path / "results.csv")
+    # A file from before these columns, and one with a line that cannot be read.
+    old = "".join(",".join(line.split(",")[:-2]) + "\n" for line in (tmp_path / "results.csv").read_text().splitlines())
+    (tmp_path / "results.csv").write_text(old)
+    assert read_results(tmp_path / "results.csv") == [r._replace(mAP_tuned=None, known_measured=None) for r in rows]
+    (tmp_path / "results.csv").write_text(old.replace(",0.3,0,", ",0.3,zero,", 1))
+    with pytest.raises(ValueError, match=r"results.csv, line 2: .*zero"):
+        read_results(tmp_path / "results.csv")
+
+
+def test_headings_of_known_proportions():
+    def words(known, measured):
+        return known_words([Row("T", "m", known, 0, 1, 1, 1, 1, 1, 1, 1, "r", None, measured)], known)
+
+    assert words(0.5, 0.5003) == "50% known"
+    assert words(0.5, 0.2503) == "25% known"
+    assert words(0.025, 0.0249) == "2.5% known"
+    assert words(1.0, 1.0) == "100% known"
+    assert words(1.0, 0.0125) == "1.2% known"  # one positive label per image
+    assert words(0.1, None) == "10% known"
+    assert words(50.0, 0.031) == "50 per class, 3.1% known"
+
+
+def test_a_run_without_mAP_is_a_dash(tmp_path):
+    """Validation images without a known positive."""
+    planned = [plan for plan in read_study(write(tmp_path)) if plan.table == "Ways to mix"]
+    for plan in planned:
+        fake_run(tmp_path, plan, None if plan.method == "Mixup" else 0.5)
+    rows = collect(planned, tmp_path)
+    assert len(rows) == len(planned)
+    assert [row.mAP for row in rows if row.method == "Mixup"] == [None, None]
+    assert "| Mixup | – | – | – |" in (tmp_path / "results.md").read_text()
+    assert left_to_do(planned, tmp_path) == []
+    for plan in planned:
+        shutil.rmtree(tmp_path / "runs" / plan.folder)
+        fake_run(tmp_path, plan, None)
+    assert all(row.mAP is None for row in collect(planned, tmp_path))
+    assert "No run has an mAP" in (tmp_path / "results.md").read_text()
+
+
+def test_validation_without_a_positive_label(tmp_path):
+    """The real thing: every category is unknown or absent in all validation images."""
+    for name in ("a", "b"):
+        PIL.Image.new("RGB", (32, 32)).save(tmp_path / f"{name}.png")
+    (tmp_path / "t.csv").write_text("image,split,x,y\na.png,train,1,0\nb.png,val,0,0\n")
+    text = TINY.split("[[table]]")[0].replace('option = ["count=16"]\n', "").replace("shapes", f"csv:{tmp_path}/t.csv")
+    text += "[[table]]\nseed = 0\n[table.methods]\nnone = { mix = 'none', batch_size = 1 }\n"
+    planned = read_study(write(tmp_path, text))
+    assert run_study(planned, tmp_path / "out") == []
+    assert [row.mAP for row in collect(planned, tmp_path / "out")] == [None]
+
+
+def test_lines_of_other_runs_stay(tmp_path):
+    planned = read_study(write(tmp_path))
+    for plan in distinct(planned):
+        fake_run(tmp_path, plan, mAP_cft=0.55)
+    rows = collect(planned, tmp_path)
+    shutil.rmtree(tmp_path / "runs")
+    # The study loses a method and another one gets a new name.
+    text = TINY.replace('Mixup = { mix = "mixup", seed = [0] }\n', "").replace("LogicMix = {", '"Logic Mix" = {')
+    fewer = read_study(write(tmp_path, text))
+    assert left_to_do(fewer, tmp_path) == []
+    after = collect(fewer, tmp_path)
+    assert [row for row in after if row.method == "Mixup"] == [row for row in rows if row.method == "Mixup"]
+    assert {row.method for row in after} == {"none", "Logic Mix", "LogicMix and CFT", "Mixup"}
+    assert {row.mAP for row in after if row.method == "LogicMix and CFT"} == {55.0}
+    assert {row.mAP for row in after if row.method == "Logic Mix"} == {50.0}
+
+
+HOSTILE = ["<script>alert(1)</script>", "$\\frac$ [red]x[/] [/nope]", "a | b * c"]
+
+
+def test_hostile_names_stay_text(tmp_path):
+    names = [json.dumps(name) for name in HOSTILE]
+    text = TINY.split("[[table]]")[0] + f"[[table]]\ntitle = {names[0]}\nseed = [0, 1]\n[table.methods]\n"
+    text += "".join(
+        f"{name} = {{ mix = {mix!r} }}\n" for name, mix in zip(names, ("none", "logicmix", "mixup"), strict=True)
+    )
+    planned = read_study(write(tmp_path, f"title = {names[1]}\n{text}"))
+    for plan in planned:
+        fake_run(tmp_path, plan, 0.5 + 0.1 * plan.seed)
+    rows = collect(planned, tmp_path)
+    assert {row.method for row in rows} == set(HOSTILE)
+    for file in ("results.md", "index.html", "table1.svg"):
+        assert "<script>alert" not in (tmp_path / file).read_text()
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("<script>") == 1
+    assert f"<h1>{HOSTILE[1]}</h1>" in page
+    assert "| a \\| b \\* c |" in (tmp_path / "results.md").read_text()
+    ElementTree.parse(tmp_path / "table1.svg")
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_plan(planned, tmp_path, console)
+    screen = console.export_text()
+    assert all(name in screen for name in HOSTILE)
+
+
+def test_hours_of_a_study(tmp_path):
+    planned = read_study(write(tmp_path))
+    whole, left = study_hours(planned, tmp_path, 2.0)
+    runs = distinct(planned)
+    # 16 images to train on and 16 to validate on, two epochs.
+    assert whole == left == pytest.approx(len(runs) * 2 * (16 + 16) / 2 / 3600)
+    fake_run(tmp_path, runs[0], mAP_cft=0.5)
+    assert study_hours(planned, tmp_path, 2.0)[1] == pytest.approx(whole * (len(runs) - 1) / len(runs))
+    with pytest.raises(ValueError, match="images_per_second=0: must be above 0"):
+        study_hours(planned, tmp_path, 0)
+
+
+def test_plots_have_room_for_every_interval(tmp_path):
+    rows = [row._replace(mAP=row.mAP + 20 * (row.method == "a") * row.seed) for row in make_rows(2)]
+    for part in (rows, [row for row in rows if row.known == 0.1]):
+        panels, _ = plot_panels(part)
+        assert len(panels) == 2
+        assert any(mark.half > 5 for mark in panels[1].marks)
+        for panel in panels:
+            places = [float(v) for v in re.findall(r'(?:x|y|x1|x2|y1|y2|cx|cy)="([-\d.]+)"', panel.content)]
+            paths = " ".join(re.findall(r'd="(M[^"]*)"', panel.content))
+            places += [float(v) for v in re.findall(r"[MHVL ](-?[\d.]+)", paths)]
+            assert min(places) >= 0
+            assert max(places) <= 360
+
+
+def test_runs_are_linked_where_their_reports_are(tmp_path):
+    planned = [plan for plan in read_study(write(tmp_path)) if plan.table == "Ways to mix"]
+    for plan in planned:
+        fake_run(tmp_path, plan)
+    (tmp_path / "runs" / planned[0].folder / "report.html").write_text("a report")
+    collect(planned, tmp_path)
+    links = re.findall(r'href="(.*?)"', (tmp_path / "index.html").read_text())
+    assert links == [f"runs/{planned[0].folder}/report.html"]
 
 
 def committed() -> list[Path]:
@@ -218,16 +410,19 @@ def committed() -> list[Path]:
 
 
 @pytest.mark.parametrize("file", committed(), ids=lambda file: file.parent.name)
-def test_committed_tables_come_from_the_committed_results(file):
+def test_committed_tables_come_from_the_committed_results(file, tmp_path):
     rows = read_results(file)
     assert rows
-    assert all(math.isfinite(row.mAP) for row in rows)
+    assert all(row.mAP is not None for row in rows)
     assert (file.parent / "results.md").read_text() == markdown(rows)
     shown = (ROOT / "docs" / "study.md").read_text()
-    for table in study.tables(rows):
-        for part in (table.rows, table.gains):
-            lines = [f"| {' | '.join(row)} |" for row in part]
-            assert "\n".join(lines) in shown, f"docs/study.md: other figures than {table.title!r} of {file}"
+    for table in tables(rows):
+        for block in table.blocks:
+            assert markdown_table(block) in shown, f"docs/study.md: other figures than {table.title!r} of {file}"
+    shutil.copy(file, tmp_path / "results.csv")
+    write_results(tmp_path)
+    for plot in (ROOT / "docs" / "images").glob(f"study-{file.parent.name}-table*.svg"):
+        assert plot.read_text() == (tmp_path / plot.name.removeprefix(f"study-{file.parent.name}-")).read_text()
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "studies").glob("*.toml")), ids=lambda file: file.stem)
@@ -242,7 +437,7 @@ def test_runs_judged_by_mixed_images(tmp_path, script):
     found = tmp_path / "mixed.json"
     script("studies/mixed_images.py").main([folder], threads=1, out=found)
     (row,) = json.loads(found.read_text())
-    assert row["mAP1"] == pytest.approx(100 * study.result(folder)["mAP"], abs=0.01)  # single images: what fit said
+    assert row["mAP1"] == pytest.approx(100 * result(folder)["mAP"], abs=0.01)  # single images: what fit said
     # K = 2, the slow way: the same pairs, image by image.
     config, model, *_ = load_run(folder)
     val = open_val(config)

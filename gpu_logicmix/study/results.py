@@ -1,0 +1,149 @@
+"""What the runs of a study gave: results.csv, a line for each run, and everything that is made from it.
+
+Folders of runs are large and are not kept for ever; results.csv is. So a line stays when its run's folder is gone.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpu_logicmix.files import waited_lock, write_whole
+from gpu_logicmix.report.words import finite
+from gpu_logicmix.train.runlog import read_log
+
+if TYPE_CHECKING:
+    from gpu_logicmix.study.plan import Planned
+
+
+class Row(NamedTuple):
+    """A line of results.csv. mAP and F1 are in percent; None where a run has no such value."""
+
+    table: str
+    method: str
+    known: float  # as the study's file has it
+    seed: int
+    mAP: float | None  # what counts
+    mAP_before_cft: float | None
+    mAP_best: float | None  # of the best epoch, chosen on the validation set: for information
+    CF1: float | None
+    OF1: float | None
+    epochs: int
+    minutes: float
+    run: str
+    mAP_tuned: float | None = None  # of the epoch that held-out training images like best (`tune_images`)
+    known_measured: float | None = None  # the share of labels that were known
+
+
+def result(folder: Path, fine_tuned: bool = False) -> dict[str, Any] | None:
+    """The last line of a finished run's log, and of its last epoch. None if it has not ended, or lacks fine-tuning."""
+    lines = [line for line in read_log(folder) if isinstance(line, dict)]
+    if not lines or lines[-1].get("kind") != "end" or (fine_tuned and "mAP_cft" not in lines[-1]):
+        return None
+    epochs = [line for line in lines if line.get("kind") == "epoch"]
+    starts = [line for line in lines if line.get("kind") == "start"]
+    tuned = [e for e in epochs if finite(e.get("tune_mAP")) is not None and finite(e.get("mAP")) is not None]
+    return {
+        **(epochs[-1] if epochs else {}),
+        **lines[-1],
+        "mAP_tuned": max(tuned, key=lambda e: e["tune_mAP"])["mAP"] if tuned else None,
+        "known_measured": starts[-1].get("known") if starts else None,
+    }
+
+
+def row_for(plan: Planned, out: Path, rows: Sequence[Row] = ()) -> Row | None:
+    """The line of a planned run: from its folder if it has ended, else from lines that are there already."""
+    found = result(out / "runs" / plan.folder, plan.config.cft)
+    if found is not None:
+        return _row(plan, found)
+    same = [row for row in rows if row.run == plan.folder]
+    for row in same:
+        if (row.table, row.method, row.known, row.seed) == (plan.table, plan.method, plan.known, plan.seed):
+            return row
+    # The same run in another table, or under another name: it tells both values if it was fine-tuned.
+    for row in same:
+        if not plan.config.cft or row.mAP != row.mAP_before_cft:
+            mAP = row.mAP if plan.config.cft else row.mAP_before_cft
+            return row._replace(table=plan.table, method=plan.method, known=plan.known, seed=plan.seed, mAP=mAP)
+    return None
+
+
+def _row(plan: Planned, found: dict[str, Any]) -> Row:
+    def percent(name: str) -> float | None:
+        value = finite(found.get(name))
+        return None if value is None else round(100 * value, 4)
+
+    share = finite(found["known_measured"])
+    return Row(
+        plan.table,
+        plan.method,
+        plan.known,
+        plan.seed,
+        percent("mAP_cft" if plan.config.cft else "mAP"),
+        *(percent(name) for name in ("mAP", "mAP_best", "CF1", "OF1")),
+        plan.config.epochs,
+        round(found["elapsed"] / 60, 2),
+        plan.folder,
+        percent("mAP_tuned"),
+        None if share is None else round(share, 5),
+    )
+
+
+def known_rows(out: Path) -> list[Row]:
+    """The lines of results.csv, if there is one."""
+    return read_results(out / "results.csv") if (out / "results.csv").exists() else []
+
+
+def read_results(file: str | Path) -> list[Row]:
+    """results.csv again; also one from before a column was added."""
+    kinds = {"known": float, "seed": int, "epochs": int, "table": str, "method": str, "run": str}
+    rows = []
+    with open(file, newline="", encoding="utf-8") as f:
+        for number, line in enumerate(csv.DictReader(f), 2):
+            try:
+                values = {name: line.get(name) or None for name in Row._fields}
+                rows.append(Row(**{k: None if v is None else kinds.get(k, float)(v) for k, v in values.items()}))
+                if None in (rows[-1].table, rows[-1].method, rows[-1].known, rows[-1].seed, rows[-1].run):
+                    raise ValueError("a name, known, seed or run is missing")
+            except ValueError as error:
+                raise ValueError(f"{file}, line {number}: {error}; remove the line to do its run again") from None
+    return rows
+
+
+def collect(planned: Sequence[Planned], out: str | Path, *, pictures: bool = True) -> list[Row]:
+    """Write results.csv anew from the runs that have ended and from the lines it has already, then tables and, with
+    `pictures`, plots and the page. Lines of runs that the study no longer has stay, at the end."""
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with waited_lock(out):  # another shard may have got here too
+        before = known_rows(out)
+        found = [row_for(plan, out, before) for plan in planned]
+        folders = {plan.folder for plan in planned}
+        rows = [row for row in found if row is not None] + [row for row in before if row.run not in folders]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(Row._fields)
+        writer.writerows(rows)
+        write_whole(out / "results.csv", text.getvalue())
+        if rows:
+            write_results(out, pictures=pictures, title=planned[0].study if planned else "Study")
+    return rows
+
+
+def write_results(folder: str | Path, *, pictures: bool = True, title: str = "Study") -> None:
+    """Tables, plots and page from results.csv alone; links to the reports of runs whose folders are there."""
+    from gpu_logicmix.study.page import page
+    from gpu_logicmix.study.plots import standalone_plot
+    from gpu_logicmix.study.tables import by, markdown
+
+    folder = Path(folder)
+    rows = read_results(folder / "results.csv")
+    write_whole(folder / "results.md", markdown(rows))
+    if not pictures:
+        return
+    for number, part in enumerate(by(rows, "table").values(), 1):
+        write_whole(folder / f"table{number}.svg", standalone_plot(part))
+    write_whole(folder / "index.html", page(rows, title, folder))
