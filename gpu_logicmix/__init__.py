@@ -49,6 +49,7 @@ _LATER = {
     "CFTOptions": "cft",
     "CFTRecord": "cft",
     "build_model": "models.classifier",
+    "read_word_vectors": "models.word_vectors",
     "cache_dataset": "data",
     "make_loader": "data",
     "open_dataset": "data",
