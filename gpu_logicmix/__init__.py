@@ -22,6 +22,11 @@ _LATER = {
     "MixupPME": "augment.siblings",
     "MultiLabelMixup": "augment.siblings",
     "OrMixup": "augment.siblings",
+    "KorniaLogicMix": "augment.kornia",
+    "KorniaMixup": "augment.kornia",
+    "KorniaMixupPME": "augment.kornia",
+    "KorniaMultiLabelMixup": "augment.kornia",
+    "KorniaOrMixup": "augment.kornia",
     "RandAugment": "augment.randaugment",
     "RandomHorizontalFlip": "augment.randaugment",
     "convert_labels": "labels",
@@ -58,7 +63,7 @@ _LATER = {
 }
 
 # `from gpu_logicmix import *` gives what torch and numpy alone can load.
-_NEEDS_MORE = ("models", "data", "train", "report", "study")
+_NEEDS_MORE = ("augment.kornia", "models", "data", "train", "report", "study")
 __all__ = [name for name, place in _LATER.items() if not place.startswith(_NEEDS_MORE)]
 
 

@@ -13,6 +13,8 @@ MIXES: dict[str, type[Mix] | None] = {
     "mixup-pme": MixupPME,
     "none": None,
 }
+# What an image goes through before it is mixed, by the names of the command line.
+AUGMENTS = ("randaugment", "kornia-randaugment", "kornia-trivialaugment", "kornia-autoaugment", "none")
 
 
 def make_mix(name: str, **options) -> Mix | None:

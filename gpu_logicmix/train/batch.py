@@ -1,8 +1,12 @@
-"""What a batch goes through on its way to the model: to the device, flip, RandAugment, /255, mix."""
+"""What a batch goes through on its way to the model: to the device, flip, RandAugment, /255, mix.
+
+A pipeline in place of RandAugment, Kornia's or the user's own, comes after /255.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,14 +39,37 @@ def mix_of(config: Config) -> Mix | None:
     return make_mix("logicmix", **options)
 
 
+def pipeline_of(config: Config) -> nn.Module:
+    """What stands between flip and mix: `RandAugment` takes bytes, all others floats in [0, 1]."""
+    name = config.augment or ("randaugment" if config.randaugment else "none")
+    if name == "none":
+        return nn.Identity()
+    if name == "randaugment":
+        return RandAugment(config.ra_n, config.ra_m)
+    if ":" not in name:
+        try:
+            from gpu_logicmix.augment.kornia import kornia_pipeline
+        except ImportError as error:
+            raise RunError(f"augment={name!r}: cannot import Kornia ({error}); pip install kornia") from None
+        return kornia_pipeline(name, config.ra_n, config.ra_m)
+    module, _, function = name.rpartition(":")
+    try:
+        made = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"augment={name!r}: {error}") from None
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"augment={name!r}: must return an nn.Module, not {type(made).__name__}")
+    return made
+
+
 class Augment(nn.Module):
     """From a batch of bytes to what the model sees. `views=2`: a weak view (flip alone) and a strong one (RandAugment
-    too), mixed by the same plan."""
+    or what is in its place too), mixed by the same plan."""
 
     def __init__(self, config: Config, views: int = 1) -> None:
         super().__init__()
         self.flip = RandomHorizontalFlip() if config.flip else nn.Identity()
-        self.randaugment = RandAugment(config.ra_n, config.ra_m) if config.randaugment else nn.Identity()
+        self.randaugment = pipeline_of(config)
         self.mix = mix_of(config)
         if views > 1 and config.bank:
             raise ValueError(f"bank={config.bank}: head {config.head} sees two views of each batch; use no bank")
@@ -60,8 +87,11 @@ class Augment(nn.Module):
         """uint8 images [B, 3, H, W] and labels -> views as floats in [0, 1], labels, which samples are mixed (None:
         none)."""
         flipped = self.flip(images)
-        views = [flipped] * (self.views - 1) + [self.randaugment(flipped)]
-        views = [view.float().div_(255) for view in views]
+        if isinstance(self.randaugment, RandAugment):
+            strong = self.randaugment(flipped).float().div_(255)
+        else:
+            strong = self.randaugment(flipped.float().div_(255))
+        views = [flipped.float().div_(255) for _ in range(self.views - 1)] + [strong]
         if not self.mixes:
             return views, targets, None
         plan = self.mix.plan(len(images), images.device)

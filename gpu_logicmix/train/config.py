@@ -21,7 +21,7 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from gpu_logicmix.augment import MIXES
+from gpu_logicmix.augment import AUGMENTS, MIXES
 from gpu_logicmix.curriculum import SELECTIONS
 from gpu_logicmix.labels import PROTOCOLS, hide_labels
 from gpu_logicmix.losses.base import LOSSES
@@ -121,6 +121,11 @@ class Config:
     )
     flip: bool = _mix(True, "Flip half of the images.")
     randaugment: bool = _mix(True, "RandAugment, drawn per image.")
+    augment: str | None = _mix(
+        None,
+        f"In place of --randaugment: {', '.join(AUGMENTS)} (Kornia draws per batch), or MODULE:FUNCTION that returns "
+        "an nn.Module for images in [0, 1], such as a Kornia or torchvision v2 pipeline of your own.",
+    )
     ra_n: int = _mix(2, "RandAugment: operations per image.", low=0)
     ra_m: int = _mix(9, "RandAugment: magnitude, from 0 to 30.", low=0, high=30)
 
@@ -206,6 +211,8 @@ class Config:
             check_known(self.known, self.protocol)
         if self.val is not None and self.holdout:
             raise ValueError("val and holdout: choose one")
+        if self.augment is not None and self.augment not in AUGMENTS and ":" not in self.augment:
+            raise ValueError(f"augment={self.augment!r}: must be one of {', '.join(AUGMENTS)}, or MODULE:FUNCTION")
         LOSSES.parse(self.loss, self.loss_option)
         HEADS.parse(self.head, self.head_option)
 
