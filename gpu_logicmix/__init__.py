@@ -29,6 +29,7 @@ _LATER = {
     "KorniaOrMixup": "augment.kornia",
     "RandAugment": "augment.randaugment",
     "RandomHorizontalFlip": "augment.randaugment",
+    "MultiScaleCrop": "augment.crop",
     "convert_labels": "labels",
     "hide_labels": "labels",
     "label_counts": "labels",
