@@ -68,7 +68,7 @@ def test_any_damage_is_noticed(tmp_path):
 
 def test_file_that_is_no_checkpoint(tmp_path):
     torch.save({"weight": torch.zeros(3)}, tmp_path / "last.pt")
-    with pytest.raises(RunError, match="it is no checkpoint of a run"):
+    with pytest.raises(RunError, match="not a checkpoint of a run"):
         read_checkpoint(tmp_path / "last.pt")
 
 

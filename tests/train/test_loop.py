@@ -29,6 +29,7 @@ from gpu_logicmix.train.config import make_config
 from gpu_logicmix.train.distributed import World
 from gpu_logicmix.train.runlog import Log, read_log
 from gpu_logicmix.train.signals import Interrupted, StopSignals
+from gpu_logicmix.train.sums import check_finite
 
 TIMES = {"images_per_second", "waiting", "seconds", "waited", "elapsed", "memory", "config"}
 ALWAYS = ("--save-every", "1e-9")  # a checkpoint after each update
@@ -198,7 +199,7 @@ def test_stopped_and_resumed(tmp_path, monkeypatch, reference, owner, name, numb
     assert code == (130 if signum == signal.SIGINT else 0), text
     assert words in text
     assert "Traceback" not in text
-    if "go on" in words:
+    if "resume" in words:
         assert f"gpu-logicmix fit --out {folder} --resume" in " ".join(text.split())
         code, text = here("fit", "--out", folder, "--resume")
     else:
@@ -303,7 +304,7 @@ def test_a_really_full_disk(tmp_path, reference):
 def test_loss_that_is_no_number(tmp_path):
     command = run(tmp_path, *SMALL, "--out", tmp_path / "run", "--lr", "1e30", "--schedule", "constant")
     assert command.process.exitcode == 1
-    assert "the loss is no number any more in step 3 (epoch 1)" in command.err
+    assert "the loss became non-finite at step 3 (epoch 1)" in command.err
     assert "there is no checkpoint yet" in command.err
     assert command.err.count("\n") == 1
 
@@ -320,7 +321,7 @@ def test_nan_stops_the_run_before_it_is_saved(copied, monkeypatch, reference):
         at_call(patch, loop, "seed_step", 3, lambda *_: poison(found[0]))
         code, text = here("fit", "--out", copied, "--resume", "--log-every", "100")
     assert code == 1
-    assert "the loss is no number any more in step 12 (epoch 3); the last checkpoint" in text
+    assert "the loss became non-finite at step 12 (epoch 3); the last checkpoint" in text
     assert read_checkpoint(copied / "last.pt")["step"] == 10  # the end of the epoch before
     assert here("fit", "--out", copied, "--resume", "--log-every", "1")[0] == 0
     lines = [line["step"] for line in log_of(copied) if line["kind"] == "step"]
@@ -342,7 +343,7 @@ def test_update_that_spoils_the_weights_is_not_saved(copied, monkeypatch, step):
         patch.setattr(loop.Training, "_update", spoil)
         code, text = here("fit", "--out", copied, "--resume", *ALWAYS)
     assert code == 1
-    assert f"no number any more in step {step} (epoch 3)" in text
+    assert f"became non-finite at step {step} (epoch 3)" in text
     state = read_checkpoint(copied / "last.pt")
     assert state["step"] < step
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
@@ -479,10 +480,45 @@ def test_two_processes_make_the_pseudo_labels_of_one(tmp_path):
     assert same(one, two)
 
 
-def test_other_number_of_processes_is_refused(half, tmp_path):
-    for command in ranks(tmp_path, 2, "fit", "--out", half, "--resume"):
-        assert command.process.exitcode == 1
-        assert "has 5 steps in an epoch, this run 2; start as many processes as before" in command.err
+@pytest.mark.parametrize("processes", [(1, 2), (2, 1)])
+def test_resumes_with_another_number_of_processes(tmp_path, processes):
+    """A rank that is lost and not replaced: the run goes on from the nearest place, and says so."""
+    before, after = processes
+    folder, arguments = tmp_path / "run", (*SMALL, "--save-every", "0.000001", "--batch-size", 4)
+    hook = (stop_in_step, 7)
+    if before > 1:
+        ranks(tmp_path, before, *arguments, "--out", folder, hook=hook)
+    else:
+        run(tmp_path, *arguments, "--out", folder, hook=hook)
+    state = read_checkpoint(folder / "last.pt")
+    assert (state["processes"], state["closed"]) == (before, 0 if before == 1 else 1)
+    if after > 1:
+        commands = ranks(tmp_path, after, "fit", "--out", folder, "--resume")
+    else:
+        commands = [good(tmp_path, "fit", "--out", folder, "--resume")]
+    for command in commands:
+        assert command.process.exitcode == 0, command.text
+    assert f"resuming with {after} processes in place of {before}" in commands[0].text
+    done = read_checkpoint(folder / "last.pt")
+    assert done["closed"] == 3
+    assert done["step"] == 3 * done["steps"] == 3 * (40 // (4 * after))
+    assert done["updates"] == 3 * -(-done["steps"] // 2) == done["scheduler"]["last_epoch"]
+
+
+def stop_in_step(number: int) -> None:
+    """SIGTERM to this process in its step with that number."""
+    from gpu_logicmix.train import loop
+
+    seed_step, count = loop.seed_step, 0
+
+    def counted(*arguments):
+        nonlocal count
+        count += 1
+        if count == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return seed_step(*arguments)
+
+    loop.seed_step = counted
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -634,7 +670,7 @@ def test_short_last_batch_is_dropped_unless_it_is_all_there_is(tmp_path):
     run = a_run(tmp_path, option=["count=5"], epochs=2)
     assert run.steps == 1
     step_through(run, 2)
-    assert run.first_bad == -1
+    assert run.sums.first_bad == -1
 
 
 @pytest.mark.parametrize("model", ["test_resnet", "test_vit"])
@@ -647,7 +683,10 @@ def test_one_image(tmp_path, model):
 @pytest.mark.parametrize("assume", [True, False])
 def test_batch_that_cannot_be_read_teaches_nothing(tmp_path, assume):
     """An update in which one batch is empty is the update without it."""
-    runs = [a_run(tmp_path, model="test_vit", assume_negative=assume, mix="none", lr=0.01) for _ in range(2)]
+    runs = [
+        a_run(tmp_path, model="test_vit", loss_option=[f"assume_negative={assume}"], mix="none", lr=0.01)
+        for _ in range(2)
+    ]
     images, targets, index = next(iter(runs[0].loader))
     nothing = images[:0], targets[:0], index[:0]
     for training in runs:
@@ -657,7 +696,7 @@ def test_batch_that_cannot_be_read_teaches_nothing(tmp_path, assume):
         training.step = 1
         training.batch(images, targets, index, update=True)
     assert same(*(training.model.state_dict() for training in runs))
-    assert runs[0].totals.tolist() == runs[1].totals.tolist()
+    assert runs[0].sums.totals.tolist() == runs[1].sums.totals.tolist()
 
 
 def test_images_that_cannot_be_read_are_left_out(tmp_path):
@@ -722,7 +761,7 @@ def test_every_mix_with_every_loss(tmp_path, mix, loss):
     for epoch in range(2):
         run.augment.set_epoch(epoch)
         step_through(run, 2)
-    run.check_finite(weights=True)
+    check_finite(run, weights=True)
     assert not torch.equal(before, run.model.classifier.weight)
 
 
@@ -743,7 +782,7 @@ def test_host_asks_for_nothing_between_logging_points(tmp_path, mix):
     keeps its number of steps in tensors, which it reads."""
     run = a_run(tmp_path, mix=mix, accumulate=2, loss="dp-asl")
     with NoWait(), pytest.raises(AssertionError, match="_local_scalar_dense"):
-        run.check_finite()
+        check_finite(run)
     for index in range(20):
         batch = run.train_set[list(range(index, index + 8))]
         with NoWait(), patched(run.optimizer, "step", lambda *_: None):
@@ -769,7 +808,7 @@ def test_a_step_on_fake_cuda(tmp_path, monkeypatch, mix, loss):
     run.augment.randaugment.plan = lambda *_: drawn
     index = torch.arange(8)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        for module in (*run.model.modules(), *run.ema.module.modules(), *run.curriculum.modules()):
+        for module in (*run.model.modules(), *run.ema.module.modules(), *run.table.modules()):
             for name, value in module.named_parameters(recurse=False):
                 setattr(module, name, torch.nn.Parameter(torch.empty_like(value, device="cuda"), value.requires_grad))
             for name, value in module.named_buffers(recurse=False):
@@ -779,7 +818,7 @@ def test_a_step_on_fake_cuda(tmp_path, monkeypatch, mix, loss):
         run.optimizer = torch.optim.AdamW(run.model.param_groups(1e-3), fused=True)
         run.scheduler = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda update: 1.0)
         for name in ("totals", "counted", "first_bad"):
-            setattr(run, name, getattr(run, name).to("cuda"))
+            setattr(run.sums, name, getattr(run.sums, name).to("cuda"))
         for p in run.params:
             p.grad = torch.empty_like(p)
         monkeypatch.setattr(torch.Tensor, "backward", lambda loss: None)
@@ -791,9 +830,9 @@ def test_a_step_on_fake_cuda(tmp_path, monkeypatch, mix, loss):
             run.batch(images, targets, index, update=step % 2 == 1)
         assert run.updates == 2
         assert {p.device.type for p in run.ema.module.parameters()} == {"cuda"}
-        assert run.totals.device.type == run.first_bad.device.type == "cuda"
+        assert run.sums.totals.device.type == run.sums.first_bad.device.type == "cuda"
         with pytest.raises(DataDependentOutputException):  # so that this test can fail
-            run.check_finite()
+            check_finite(run)
 
 
 # ------------------------------------------------------------------------------------------------------- progress bars
@@ -808,7 +847,7 @@ def test_a_bar_ends_when_the_run_does(tmp_path, monkeypatch, options):
     bars = []
 
     @contextlib.contextmanager
-    def bar(console, total, what, done):
+    def bar(total, what, *, done=0, **options):
         bars.append([total, done])
         yield lambda images: bars[-1].__setitem__(1, bars[-1][1] + images)
 

@@ -31,7 +31,7 @@ def same_threads():
 def test_each_variant_adds_what_its_name_says(monkeypatch):
     """And all of them train: the weights move in every step, whatever the variant."""
     seen, weights = [], []
-    batch = stepbench.Run.batch
+    batch = stepbench.Training.batch
 
     def spy(self, *arguments, **options):
         augment = self.augment
@@ -39,7 +39,7 @@ def test_each_variant_adds_what_its_name_says(monkeypatch):
         batch(self, *arguments, **options)
         weights.append(torch.cat([p.detach().flatten() for p in self.params]).double().sum().item())
 
-    monkeypatch.setattr(stepbench.Run, "batch", spy)
+    monkeypatch.setattr(stepbench.Training, "batch", spy)
     result = measure_step(tiny(), rounds=2)
     off = "Identity", "Identity", "NoneType"
     on = "RandomHorizontalFlip", "RandAugment", "GPULogicMix"
@@ -97,7 +97,7 @@ class Syncing(torch.nn.Module):
 
     def forward(self, images, targets):
         self.how(images)
-        return images.float(), targets, None
+        return [images.float()], targets, None
 
 
 @pytest.mark.parametrize(
