@@ -10,6 +10,7 @@ Everything here takes numpy arrays or torch tensors and gives back the same kind
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -27,20 +28,27 @@ ENCODINGS = {
 PROTOCOLS = ("uniform", "hcp", "per-class", "single-positive")
 
 
-def logic_or(targets: Tensor, dim: int = 1, unknown: float = -1) -> Tensor:
-    """OR over `dim`: 1 where any label is 1, 0 where all are 0, `unknown` elsewhere. The dtype is kept."""
-    return from_bits(to_bits(targets, unknown).view(torch.uint8).amax(dim).view(torch.int8), targets.dtype, unknown)
+def logic_or(targets: Labels, dim: int = 1, unknown: float = -1) -> Labels:
+    """OR over `dim`: 1 where any label is 1, 0 where all are 0, `unknown` elsewhere. The dtype is kept.
+
+    A label that is neither 0 nor 1 counts as unknown, whatever its value.
+
+    >>> logic_or(np.array([[[1, 0, 0], [-1, -1, 0]]]))
+    array([[ 1, -1,  0]])
+    """
+    if isinstance(targets, np.ndarray):
+        known = np.where((targets == 1).any(dim), 1, 0).astype(targets.dtype)
+        open_ = ~(targets == 1).any(dim) & ~(targets == 0).all(dim)
+        return np.where(open_, np.asarray(unknown).astype(targets.dtype), known)
+    return from_bits(to_bits(targets).view(torch.uint8).amax(dim).view(torch.int8), targets.dtype, unknown)
 
 
-def to_bits(targets: Tensor, unknown: float = -1) -> Tensor:
-    """int8 labels with the sign turned: absent 00000000, unknown 00000001, present 11111111.
+def to_bits(targets: Tensor) -> Tensor:
+    """Labels as int8 [...]: absent 00000000, present 11111111, everything else (unknown) 00000001.
 
     In this form logical OR is bitwise OR, of eight labels at a time if need be, and also the maximum of unsigned bytes.
     """
-    bits = targets.to(torch.int8)
-    if unknown != -1:
-        bits = bits.masked_fill(is_unknown(targets, unknown), -1)
-    return bits.neg()
+    return (targets != 0).view(torch.int8).sub((targets == 1).view(torch.int8), alpha=2)
 
 
 def from_bits(bits: Tensor, dtype: torch.dtype, unknown: float = -1) -> Tensor:
@@ -50,8 +58,12 @@ def from_bits(bits: Tensor, dtype: torch.dtype, unknown: float = -1) -> Tensor:
 
 
 def is_unknown(targets: Labels, unknown: float = -1) -> Labels:
-    """True where a label is unknown; `unknown` may be NaN, which equals nothing."""
-    return targets != targets if unknown != unknown else targets == unknown
+    """True where a label is unknown: where it is `unknown`, or NaN in a floating type, whatever `unknown` says."""
+    floating = targets.is_floating_point() if isinstance(targets, Tensor) else targets.dtype.kind == "f"
+    if not floating:
+        return targets == unknown
+    missing = targets != targets  # NaN equals nothing
+    return missing if unknown != unknown else missing | (targets == unknown)
 
 
 def convert_labels(targets: Labels, source: str, target: str) -> Labels:
@@ -78,10 +90,14 @@ class LabelCounts(NamedTuple):
 
 
 def label_counts(targets: Labels, dim: int | None = None, unknown: float = -1) -> LabelCounts:
-    """How many labels are 1, 0 and unknown: in all (`dim=None`), per category (`dim=0`) or per sample (`dim=1`)."""
+    """How many labels are 1, 0 and unknown: in all (`dim=None`), per category (`dim=0`) or per sample (`dim=1`).
+
+    Every label that is neither 1 nor 0 counts as unknown, so `unknown` need not be given.
+    """
     if hasattr(targets, "counts"):  # sparse labels count without becoming a matrix
         return targets.counts(dim)
-    masks = (targets == 1, targets == 0, is_unknown(targets, unknown))
+    present, absent = targets == 1, targets == 0
+    masks = (present, absent, ~(present | absent))
     return LabelCounts(*(mask.sum() if dim is None else mask.sum(dim) for mask in masks))
 
 
@@ -93,14 +109,14 @@ def hide_labels(
 ) -> Labels:
     """Make labels unknown (-1), to simulate a partially labeled data set.
 
-    targets: [N, C] of 0 and 1; labels that are -1 already stay so.
+    targets: [N, C] of 0 and 1; labels that are -1 or NaN already are -1 in the result.
     protocol:
         "uniform"          each label is kept with probability `known`.
         "hcp"              the same with the very mask of the SST, HST and SARB papers, so that runs compare label for
                            label: numpy's global generator seeded with 0, whatever `seed` says.
         "per-class"        `known` positives and as many negatives of each class, or `known=(positives, negatives)`; all
                            there are, where a class has fewer.
-        "single-positive"  one positive label of each sample and nothing else; `known` plays no part.
+        "single-positive"  one positive label of each sample and nothing else; `known` is ignored.
     The result has the dtype of `targets`, or int8 where that cannot hold -1. It depends on the values and `seed` alone,
     not on the device or on numpy or torch.
     """
@@ -115,14 +131,14 @@ def hide_labels(
     rng = np.random.default_rng(seed)
 
     if protocol in ("uniform", "hcp"):
-        if not isinstance(known, (int, float)) or not 0 <= known <= 1:
+        if not isinstance(known, Real) or not 0 <= known <= 1:
             raise ValueError(f"known={known!r}: with protocol={protocol!r} it is the share of labels kept, from 0 to 1")
         # RandomState(0) is what `numpy.random.seed(0); numpy.random.random(...)` draws from, without touching that.
         draw = rng.random(labels.shape) if protocol == "uniform" else np.random.RandomState(0).random(labels.shape)
         keep = draw < known
     elif protocol == "per-class":
         wanted = known if isinstance(known, tuple) else (known, known)
-        if len(wanted) != 2 or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in wanted):
+        if len(wanted) != 2 or not all(isinstance(n, Integral) and n >= 0 for n in wanted):
             raise ValueError(
                 f"known={known!r}: with protocol='per-class' it is a number of labels, or (positive, negative)"
             )
@@ -131,6 +147,7 @@ def hide_labels(
     else:
         keep = _lowest(rng.random(labels.shape), labels == 1, 1, axis=1)
 
+    keep &= labels == labels  # NaN is unknown
     if isinstance(targets, Tensor):
         signed = targets.dtype.is_floating_point or targets.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
         out = targets.to(targets.dtype if signed else torch.int8)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mlcpl.augs.logic_mix import logic_mix_target
 
 from gpu_logicmix import convert_labels, hide_labels, label_counts, logic_or
+from gpu_logicmix.labels import is_unknown
 
 NAN = float("nan")
 
@@ -100,8 +101,6 @@ def test_encodings(kind):
 def test_encodings_refuse_what_they_do_not_know():
     with pytest.raises(ValueError, match=r"targets\[0, 1\] is 2"):
         convert_labels(np.array([[1, 2]]), "logic", "nan")
-    with pytest.raises(ValueError, match=r"targets\[1, 0\] is nan"):
-        convert_labels(torch.tensor([[1.0], [NAN]]), "logic", "hcp")
     with pytest.raises(ValueError, match="source='mlcpl': the label encodings are logic, nan, hcp"):
         convert_labels(np.array([[1]]), "mlcpl", "nan")
 
@@ -229,3 +228,52 @@ def test_coco_at_30_percent(shared):
         for protocol in ("uniform", "hcp"):
             known = (hide_labels(labels, proportion, 0, protocol) != -1).mean()
             assert known == pytest.approx(proportion, abs=0.001)
+
+
+# ------------------------------------------------------------------------------------------------ NaN and other values
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+def test_nan_is_unknown_whatever_unknown_says(kind):
+    targets = np.array([[NAN, 1, 0], [NAN, NAN, 0], [-1, 0, 1]], dtype=np.float32)
+    labels = kind(targets)
+    assert np.asarray(is_unknown(labels)).tolist() == [[True, False, False], [True, True, False], [True, False, False]]
+    assert np.asarray(is_unknown(labels, 9.0)).sum() == 3
+    assert np.asarray(is_unknown(labels, NAN)).sum() == 3
+    assert [np.asarray(n).tolist() for n in label_counts(labels, 0)] == [[0, 1, 1], [0, 1, 2], [3, 1, 0]]
+    np.testing.assert_array_equal(np.asarray(logic_or(labels, dim=0)), [-1, 1, 1])
+    np.testing.assert_array_equal(
+        np.asarray(convert_labels(labels, "logic", "hcp")), [[0, 1, -1], [0, 0, -1], [0, -1, 1]]
+    )
+    hidden = np.asarray(hide_labels(labels, 1.0))
+    np.testing.assert_array_equal(hidden, [[-1, 1, 0], [-1, -1, 0], [-1, 0, 1]])
+    assert (np.asarray(hide_labels(labels, 3, protocol="per-class")) == hidden).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.int8])
+@pytest.mark.parametrize("unknown", [-1, NAN, 7])
+def test_or_never_takes_another_value_as_absent(dtype, unknown):
+    if unknown != unknown and dtype(0).dtype.kind == "i":
+        return
+    odd = 0.9 if dtype(0).dtype.kind == "f" else 2
+    targets = np.array([[odd, odd, 0, 1], [0, 1, 0, 0]], dtype=dtype)
+    for labels in (targets, torch.from_numpy(targets)):
+        result = np.asarray(logic_or(labels, dim=0, unknown=unknown))
+        np.testing.assert_array_equal(result, np.array([unknown, 1, 0, 1], dtype=dtype))
+        assert result.dtype == dtype
+
+
+def test_or_of_numpy_equals_torch():
+    rng = np.random.default_rng(0)
+    for dtype in (np.int8, np.int64, np.float32, np.uint8, np.bool_):
+        targets = rng.integers(-1, 2, (4, 3, 5)).astype(dtype)
+        for dim in (0, 1, -1):
+            ours = logic_or(targets, dim)
+            assert isinstance(ours, np.ndarray)
+            np.testing.assert_array_equal(ours, logic_or(torch.from_numpy(targets), dim).numpy())
+    assert (logic_or(np.asfortranarray(targets)[:, ::-1]) == logic_or(targets)).all()
+
+
+def test_numpy_numbers_say_how_many_are_known(full):
+    for known in (np.float32(0.5), np.float64(0.5), np.float16(0.5)):
+        assert (hide_labels(full, known, seed=1) == hide_labels(full, 0.5, seed=1)).all()
+    for known in (np.int64(3), np.uint8(3), (np.int32(3), 3)):
+        assert (hide_labels(full, known, protocol="per-class") == hide_labels(full, 3, protocol="per-class")).all()

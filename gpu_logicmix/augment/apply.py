@@ -24,28 +24,50 @@ def mix_images(images: Tensor, plan: MixPlan, table: Tensor | None = None) -> Te
     order = memory_order(images)
     rows = table.permute(order)
     shape = (images.shape[0], *rows.shape[1:])
+    if rows[0].numel() == 0:
+        return images.clone()
     rows = rows.reshape(rows.shape[0], -1)  # a view, unless `images` has holes in it
-    mean = _mean_of_bytes if rows.dtype == torch.uint8 else _mean_of_floats
+    if torch.compiler.is_compiling():
+        mean = _gathered
+    else:
+        mean = _mean_of_bytes if rows.dtype == torch.uint8 else _mean_of_floats
     return mean(rows, plan).view(shape).permute(inverse(order))
 
 
+def _gathered(rows: Tensor, plan: MixPlan) -> Tensor:
+    """Plain indexing, which the compiler turns into one kernel together with what comes before and after it."""
+    equal_bytes = rows.dtype == torch.uint8 and plan.weight is None
+    kind = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    weight = inside(plan).to(kind) if equal_bytes else _all_places(plan, kind)
+    total = rows[plan.index[:, 0]].to(kind) * weight[:, :1]
+    for k in range(1, plan.index.shape[1]):
+        total = total + rows[plan.index[:, k]].to(kind) * weight[:, k, None]
+    if equal_bytes:
+        total = total / plan.size[:, None]
+    return (total.round() if rows.dtype == torch.uint8 else total).to(rows.dtype)
+
+
 def _mean_of_floats(rows: Tensor, plan: MixPlan) -> Tensor:
-    """Places past the size of a group repeat the sample itself, so its share is split over them: no weight is 0, which
-    would turn an infinite pixel into NaN. Halves, smallest first, add up without rounding, so a group of one comes out
-    bit for bit."""
-    members = None
-    if plan.weight is not None:
-        weight = plan.weight
-    elif _sizes_are_at_hand(rows):
+    if plan.weight is None and _sizes_are_at_hand(rows):
         members = inside(plan)
         weight = (1 / plan.size.to(rows.dtype))[:, None].expand_as(members)
-    else:
-        k_max = plan.index.shape[1]
-        halves = torch.exp2(torch.arange(-k_max, 0, device=rows.device).to(rows.dtype))
-        weight = torch.where(inside(plan), 1.0, halves)
-        weight[:, 0] = torch.exp2((plan.size - k_max).to(rows.dtype))
-        weight = weight / plan.size[:, None]
-    return _sum_rows(rows, _bags(rows, plan.index, weight, members))
+        return _sum_rows(rows, _bags(rows, plan.index, weight, members))
+    return _sum_rows(rows, _bags(rows, plan.index, _all_places(plan, rows.dtype), None))
+
+
+def _all_places(plan: MixPlan, dtype: torch.dtype) -> Tensor:
+    """[B, k_max] weights for reading every place, members or not.
+
+    Places past the size of a group repeat the sample itself, so its share is split over them: no weight is 0, which
+    would turn an infinite pixel into NaN. Halves, smallest first, add up without rounding, so a group of one comes out
+    bit for bit."""
+    if plan.weight is not None:
+        return plan.weight.to(dtype)
+    k_max = plan.index.shape[1]
+    halves = torch.exp2(torch.arange(-k_max, 0, device=plan.size.device).to(dtype))
+    first = torch.exp2((plan.size - k_max).to(dtype))[:, None]
+    weight = torch.cat([first, torch.where(inside(plan), 1.0, halves)[:, 1:]], dim=1)
+    return weight / plan.size[:, None]
 
 
 def _mean_of_bytes(rows: Tensor, plan: MixPlan) -> Tensor:
@@ -114,17 +136,25 @@ def _cuts(length: int) -> int:
 
 
 def or_targets(targets: Tensor, plan: MixPlan, unknown: float = -1) -> Tensor:
-    """`logic_or` over each group. Places past its size repeat the sample itself, which OR does not mind."""
+    """`logic_or` over each group. Places past its size repeat the sample itself, which leaves an OR as it is."""
     categories = targets.shape[1]
-    words = F.pad(to_bits(targets, unknown), (0, -categories % 8)).view(torch.int64)  # eight labels each
+    if categories == 0:
+        return targets.new_empty(plan.index.shape[0], 0)
+    words = to_bits(targets)
+    if torch.compiler.is_compiling():  # it fuses plain indexing, and would stop at the views of words
+        return from_bits(_or_rows(words, plan.index), targets.dtype, unknown)
+    words = F.pad(words.contiguous(), (0, -categories % 8)).view(torch.int64)  # eight labels each
     # On the CPU so many samples at a time that their labels stay in its cache; that matters to thousands of categories.
-    rows = len(plan.index) if words.is_cuda else max(1, 2**17 // max(1, words.shape[1]))
-    joined = []
-    for index in plan.index.split(rows):
-        joined.append(words.index_select(0, index[:, 0]))
-        for partner in index.unbind(1)[1:]:
-            joined[-1] |= words.index_select(0, partner)
-    return from_bits(torch.cat(joined).view(torch.int8)[:, :categories], targets.dtype, unknown)
+    rows = plan.index.shape[0] if words.is_cuda else max(1, 2**17 // words.shape[1])
+    joined = torch.cat([_or_rows(words, index) for index in plan.index.split(rows)])
+    return from_bits(joined.view(torch.int8)[:, :categories], targets.dtype, unknown)
+
+
+def _or_rows(words: Tensor, index: Tensor) -> Tensor:
+    joined = words.index_select(0, index[:, 0])
+    for partner in index.unbind(1)[1:]:
+        joined |= words.index_select(0, partner)
+    return joined
 
 
 def memory_order(tensor: Tensor) -> list[int]:

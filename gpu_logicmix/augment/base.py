@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gpu_logicmix.augment.apply import mix_images, or_targets
-from gpu_logicmix.augment.plan import MixPlan, draw_groups, filled
+from gpu_logicmix.augment.plan import MixPlan, draw_groups, filled, still_plan
 from gpu_logicmix.labels import check_labels, is_unknown
 
 
@@ -14,15 +17,19 @@ class Mix(nn.Module):
     """What all mixes share: checks, draw, apply. A child says how it draws and what becomes of the labels."""
 
     alternate = False  # True: on in even epochs only
+    k_max = 2  # samples in a group
+    bank = 0
 
     def __init__(self, unknown: float = -1, generator: torch.Generator | None = None, validate: bool = False) -> None:
         super().__init__()
+        unknown = unknown.item() if isinstance(unknown, np.generic) else unknown
         if unknown in (0, 1):
             raise ValueError(f"unknown={unknown}: 0 and 1 mean absent and present; take another number, or NaN")
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator={generator!r}: must be a torch.Generator or None")
         self.unknown, self.generator, self.validate = unknown, generator, validate
         self.epoch = 0
+        self.mixup_enabled = True  # timm's switch: its training script turns it off for the last epochs
 
     def set_epoch(self, epoch: int) -> None:
         """Call at the start of each epoch, counted from 0."""
@@ -30,15 +37,19 @@ class Mix(nn.Module):
 
     @property
     def active(self) -> bool:
-        """Whether `forward` mixes anything now: not in `eval()`, nor in odd epochs of a mix that alternates."""
-        return self.training and not (self.alternate and self.epoch % 2)
+        """Whether `forward` mixes anything now: not in `eval()`, nor with `mixup_enabled = False`, nor in odd epochs of
+        a mix that alternates."""
+        return self.training and self.mixup_enabled and not (self.alternate and self.epoch % 2)
 
     def plan(self, batch_size: int, device: torch.device | str | None = None) -> MixPlan:
-        """Draw who is mixed with whom. `device` is where the batch is: the generator's, or torch's default."""
+        """Draw who is mixed with whom: nobody, if not `active`. `device` is where the batch is: the generator's, or
+        torch's default."""
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: must be at least 1")
         if device is None and self.generator is not None:
             device = self.generator.device
+        if not self.active or (batch_size == 1 and not self.bank):
+            return still_plan(batch_size, self.k_max, device)
         return self._draw(batch_size, device)
 
     def forward(self, images: Tensor, targets: Tensor, plan: MixPlan | None = None) -> tuple[Tensor, Tensor]:
@@ -56,9 +67,7 @@ class Mix(nn.Module):
         """Two samples of each group, the first with the share that `_share` draws."""
         index = draw_groups(batch_size, 2, batch_size, device, self.generator)
         share = self._share(batch_size, device)
-        if batch_size == 1:  # with itself, which half and half leaves as it is
-            index, share = torch.zeros_like(index), torch.full_like(share, 0.5)
-        size = torch.full((batch_size,), min(2, batch_size), device=device)
+        size = torch.full((batch_size,), 2, device=device)
         return MixPlan(index, size, size > 1, torch.stack([share, 1 - share], dim=1))
 
     def _share(self, batch_size: int, device) -> Tensor:
@@ -101,6 +110,17 @@ class Mix(nn.Module):
             check_labels(targets, unknown=self.unknown)
 
 
-def check_share(name: str, value: float) -> None:
+def check_share(name: str, value: float) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: must be a number from 0 to 1")
     if not 0 <= value <= 1:
         raise ValueError(f"{name}={value}: must be from 0 to 1")
+    return float(value)
+
+
+def check_whole(name: str, value: int, least: int, rule: str = "") -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: must be a whole number")
+    if value < least:
+        raise ValueError(f"{name}={value}: must be {rule or f'at least {least}'}")
+    return int(value)

@@ -15,11 +15,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpu_logicmix.augment.apply import inverse, memory_order, mix_images, or_targets
-from gpu_logicmix.augment.base import Mix, check_share
-from gpu_logicmix.augment.plan import MixPlan, draw_groups, filled
+from gpu_logicmix.augment.apply import mix_images, or_targets
+from gpu_logicmix.augment.bank import Bank
+from gpu_logicmix.augment.base import Mix, check_share, check_whole
+from gpu_logicmix.augment.plan import MixPlan, draw_groups, draw_with_replacement, filled, random_source
+from gpu_logicmix.labels import is_unknown
 
-_BANK = ("bank_images", "bank_targets", "bank_seen")
+PARTNERS = {"distinct": draw_groups, "with-replacement": draw_with_replacement}
+UNKNOWN_AS = ("unknown", "absent")
 
 
 class GPULogicMix(Mix):
@@ -34,8 +37,16 @@ class GPULogicMix(Mix):
     unknown: the value of an unknown label, which may be NaN.
     generator: where the random numbers come from; torch's own generator of the device if None.
     bank: also draw partners from the last `bank` samples of earlier batches, kept on the device as they came in. For
-        batches too small to draw from. They take `bank` + B samples of memory and are part of `state_dict`.
-    validate: check that all labels are 0, 1 or `unknown`, which has to wait for the device once a call.
+        batches too small to draw from. They take `bank` + B samples of memory. `mix.state_dict()` holds them; as a part
+        of a larger module they are left out of its `state_dict`, which averages of weights go over.
+    validate: check that all labels are 0, 1 or unknown, which has to wait for the device once a call.
+    partners: "distinct", as the paper has it; or "with-replacement", as the authors' code draws them: each from all
+        samples, so that one may come twice and the sample itself may be its own partner.
+    unknown_as: how an unknown label counts in a mixed sample: "unknown", or "absent" for comparison with mixes that
+        assume it absent. Samples that are not mixed keep their unknown labels.
+
+    NaN in floating labels is unknown whatever `unknown` says. So is, without `validate`, every other label that is
+    neither 0 nor 1.
     """
 
     def __init__(
@@ -48,94 +59,64 @@ class GPULogicMix(Mix):
         generator: torch.Generator | None = None,
         bank: int = 0,
         validate: bool = False,
+        partners: str = "distinct",
+        unknown_as: str = "unknown",
     ) -> None:
         super().__init__(unknown, generator, validate)
-        check_share("p", p)
-        for name, value, least in (("k_min", k_min, 1), ("k_max", k_max, k_min), ("bank", bank, 0)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name}={value!r}: must be a whole number")
-            if value < least:
-                rule = f"at least k_min={k_min}" if name == "k_max" else f"at least {least}"
-                raise ValueError(f"{name}={value}: must be {rule}")
-        self.p, self.k_min, self.k_max, self.bank = p, k_min, k_max, bank
-        if bank:
-            # The first batch makes the ring, as it brings shape and device. Sample number n lies in row n % length.
-            for name in _BANK:
-                self.register_buffer(name, None)
+        for name, value, names in (("partners", partners, PARTNERS), ("unknown_as", unknown_as, UNKNOWN_AS)):
+            if value not in names:
+                raise ValueError(f"{name}={value!r}: must be {' or '.join(names)}")
+        self.p = check_share("p", p)
+        self.k_min = check_whole("k_min", k_min, 1)
+        self.k_max = check_whole("k_max", k_max, self.k_min, f"at least k_min={k_min}")
+        self.bank = check_whole("bank", bank, 0)
+        self.partners, self.unknown_as = partners, unknown_as
+        self._bank = Bank(self.bank) if self.bank else None
 
     def extra_repr(self) -> str:
-        bank = f", bank={self.bank}" if self.bank else ""
-        return f"p={self.p}, k_min={self.k_min}, k_max={self.k_max}, unknown={self.unknown}{bank}"
+        text = f"p={self.p}, k_min={self.k_min}, k_max={self.k_max}, unknown={self.unknown}"
+        extra = (("bank", 0), ("partners", "distinct"), ("unknown_as", "unknown"))
+        return text + "".join(f", {n}={getattr(self, n)!r}" for n, usual in extra if getattr(self, n) != usual)
 
     def _draw(self, batch_size: int, device) -> MixPlan:
-        pool = batch_size
-        if self.bank and self.bank_seen is not None:
-            pool = batch_size + self.bank_seen.to(device).clamp(max=self.bank)
-        index = draw_groups(batch_size, self.k_max, pool, device, self.generator)
-        k = torch.randint(self.k_min, self.k_max + 1, (batch_size,), device=device, generator=self.generator)
-        chosen = torch.rand(batch_size, device=device, generator=self.generator) < self.p
-        size = torch.where(chosen, k.clamp(max=pool), 1)
-        return filled(MixPlan(index, size, size > 1))
+        pool, seen = batch_size, None
+        if self._bank is not None and self._bank.seen is not None:
+            pool, seen = batch_size + self._bank.count(device), self._bank.seen.to(device, copy=True)
+        index = PARTNERS[self.partners](batch_size, self.k_max, pool, device, self.generator)
+        source = random_source(self.generator)
+        size = torch.randint(self.k_min, self.k_max + 1, (batch_size,), device=device, **source)
+        if self.partners == "distinct":
+            size = size.clamp(max=pool)
+        size = torch.where(torch.rand(batch_size, device=device, **source) < self.p, size, 1)
+        return filled(MixPlan(index, size, size > 1, seen=seen))
 
     def _mix(self, images: Tensor, targets: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor]:
-        if not self.bank:
+        if self._bank is None:
             return super()._mix(images, targets, plan)
-        row = self._remember(images, targets, plan.index)
-        if images.requires_grad:  # the ring holds copies without a history: put the batch itself in front of it
-            table = torch.cat([images, self.bank_images])
-            table_row = torch.where(plan.index < len(images), plan.index, row + len(images))
-        else:
-            table, table_row = self.bank_images, row
-        mixed = mix_images(images, plan._replace(index=table_row), table)
-        return mixed, self._mix_targets(self.bank_targets, plan._replace(index=row))
+        table, table_targets, plan = self._bank.remember(images, targets, plan)
+        return mix_images(images, plan, table), self._mix_targets(table_targets, plan)
 
     def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:
-        return or_targets(targets, plan, self.unknown)
+        labels = or_targets(targets, plan, self.unknown)
+        if self.unknown_as == "unknown":
+            return labels
+        assumed = or_targets(targets.masked_fill(is_unknown(targets, self.unknown), 0), plan, self.unknown)
+        return torch.where(plan.mixed[:, None], assumed, labels)
 
     def reset_bank(self) -> None:
         """Forget all earlier samples, for instance before the image size changes."""
-        if self.bank:
-            self.bank_images = self.bank_targets = self.bank_seen = None
+        if self._bank is not None:
+            self._bank.clear()
 
-    def _remember(self, images: Tensor, targets: Tensor, index: Tensor) -> Tensor:
-        """Write the batch over the oldest samples of the ring and say in which rows the samples of `index` lie."""
-        batch = len(images)
-        if self.bank_seen is None:
-            self.bank_images, self.bank_targets = self._ring(images, batch), self._ring(targets, batch)
-            self.bank_seen = torch.zeros((), dtype=torch.int64, device=images.device)
-        for name, new, old in (("images", images, self.bank_images), ("targets", targets, self.bank_targets)):
-            if new.shape[1:] != old.shape[1:] or new.dtype != old.dtype:
-                raise ValueError(
-                    f"{name} are {new.dtype} of shape {tuple(new.shape[1:])}, those in the bank {old.dtype} of shape "
-                    f"{tuple(old.shape[1:])}: must be alike; reset_bank() makes the bank start anew"
-                )
-        if self.bank_images.device != images.device:
-            self.to(images.device)
-        if len(self.bank_images) < self.bank + batch:
-            self._grow(images, targets)
-        length = len(self.bank_images)
-        row = (self.bank_seen + torch.arange(batch, device=images.device)) % length
-        self.bank_images.index_copy_(0, row, images.detach())
-        self.bank_targets.index_copy_(0, row, targets)
-        self.bank_seen += batch
-        age = torch.where(index < batch, batch - 1 - index, index)  # 0 is the last sample of this batch
-        return (self.bank_seen - 1 - age) % length
+    def _save_to_state_dict(self, destination, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._bank is not None and not prefix:
+            destination.update(self._bank.state())
 
-    def _ring(self, like: Tensor, batch: int) -> Tensor:
-        order = memory_order(like)
-        shape = [like.shape[d] for d in order[1:]]
-        return like.new_zeros(self.bank + batch, *shape).permute(inverse(order))
-
-    def _grow(self, images: Tensor, targets: Tensor) -> None:
-        """A larger batch than ever needs a longer ring. Sample numbers stay, so rows change."""
-        number = self.bank_seen - 1 - torch.arange(min(self.bank, len(self.bank_images)), device=images.device)
-        for name, like in (("bank_images", images), ("bank_targets", targets)):
-            old, new = getattr(self, name), self._ring(like, len(images))
-            new.index_copy_(0, number % len(new), old[number % len(old)])
-            setattr(self, name, new)
-
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        for name in _BANK if self.bank else ():
-            saved = state_dict.get(prefix + name)  # brings the shape, as the first batch would
-            setattr(self, name, None if saved is None else saved.clone())
+    def _load_from_state_dict(self, state_dict, prefix: str, *args) -> None:
+        if self._bank is not None:
+            names = [key for key in state_dict if key.startswith(f"{prefix}bank_")]
+            saved = {key[len(prefix) :]: state_dict.pop(key) for key in names}
+            if saved or not prefix:
+                self._bank.load(saved)
         super()._load_from_state_dict(state_dict, prefix, *args)

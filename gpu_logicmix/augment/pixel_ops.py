@@ -185,6 +185,19 @@ def check_images(images: Tensor) -> None:
         raise TypeError(f"images must be uint8 (0 to 255) or float (0 to 1), not {images.dtype}")
 
 
+def check_range(images: Tensor) -> None:
+    """Refuse float images that are clearly not in 0 to 1, where looking at them does not wait for the device. A little
+    outside, as resizing leaves them, is fine: they are cut."""
+    if images.dtype is torch.uint8 or type(images) is not Tensor or not images.is_cpu or torch.compiler.is_compiling():
+        return
+    low, high = (bound.item() for bound in images.aminmax())
+    if low < -1 or high > 2:
+        raise ValueError(
+            f"images go from {low:g} to {high:g}: float images must be in 0 to 1, before any normalisation; "
+            "give uint8, or divide by 255"
+        )
+
+
 def _levels(images: Tensor) -> Tensor:
     """Grey levels as uint8."""
     return images if images.dtype is torch.uint8 else _clip(_own_float(images).mul_(255).round_(), torch.uint8)

@@ -28,12 +28,14 @@ from gpu_logicmix.augment.pixel_ops import (
     affine_warp,
     autocontrast,
     check_images,
+    check_range,
     equalize,
     like,
     posterize,
     solarize,
     translate,
 )
+from gpu_logicmix.augment.plan import random_source
 
 # In the paper's order.
 OPERATIONS = (
@@ -77,7 +79,9 @@ class RandAugment(nn.Module):
     ops: names out of `OPERATIONS` to draw from, all 14 by default.
     generator: where the draws come from; torch's global one by default.
 
-    Identity in `eval()`. Keeps dtype and memory format, never writes into its input, is not differentiable.
+    Identity in `eval()`. Keeps dtype and memory format, never writes into its input, is not differentiable. Float images
+    are cut to 0 and 1. Far outside (0 to 255, or normalised) they are refused on a CPU; on other devices, where the check
+    would have to wait, they are not looked at.
     """
 
     def __init__(
@@ -125,21 +129,22 @@ class RandAugment(nn.Module):
         read: every operation is computed for every sample and the right one is kept. The pixels are the same.
         """
         source = self.generator.device if self.generator is not None else torch.device(device or "cpu")
-        draw = partial(torch.randint, size=(batch_size, self.n), generator=self.generator, device=source)
+        draw = partial(torch.randint, size=(batch_size, self.n), device=source, **random_source(self.generator))
         operations, signs = draw(len(self.ops)), draw(2) * 2 - 1
         return AugmentPlan(_send(operations, device or source), _send(signs, device or source))
 
     @torch.no_grad()
     def forward(self, images: Tensor, plan: AugmentPlan | None = None) -> Tensor:
         check_images(images)
-        if not self.training or self.n == 0 or len(images) == 0:
+        if not self.training or self.n == 0 or images.numel() == 0:
             return images
+        check_range(images)
         compiling = torch.compiler.is_compiling()
         if plan is None:
-            plan = self.plan(len(images), images.device if compiling else None)
+            plan = self.plan(images.shape[0], images.device if compiling else None)
         shapes = [list(tensor.shape) for tensor in plan]
-        if shapes[0] != shapes[1] or len(shapes[0]) != 2 or shapes[0][0] != len(images):
-            expected = f"for {len(images)} images both are [{len(images)}, N]"
+        if shapes[0] != shapes[1] or len(shapes[0]) != 2 or shapes[0][0] != images.shape[0]:
+            expected = f"for {images.shape[0]} images both are [{images.shape[0]}, N]"
             raise ValueError(f"plan: operations {shapes[0]} and signs {shapes[1]}; {expected}")
         if plan.operations.device.type == "cpu" and not compiling:
             return self._grouped(images, plan)
@@ -150,7 +155,7 @@ class RandAugment(nn.Module):
         kernels = self._kernels(images)
         which = {(code, s): k for k, (codes, signs, _) in enumerate(kernels) for code in codes for s in signs}
         on_cpu = images.device.type == "cpu"
-        piece = _piece(images[0].numel()) if on_cpu else len(images)
+        piece = _piece(images[0].numel()) if on_cpu else images.shape[0]
         result = torch.empty_like(images) if on_cpu else images.clone()
         # On a CPU samples are taken out and put back one after the other: torch is far slower at it by index there.
         source, samples, results = images, images.unbind(), result.unbind()
@@ -203,7 +208,7 @@ class RandAugment(nn.Module):
 
         Identity is not among them. A translation is by whole pixels: a copy, one for each direction."""
         channels, height, width = images.shape[1:]
-        fill = self._fill(channels)
+        fill = self._fill(channels, images.dtype)
         dx, dy = self._shift(width), self._shift(height)
         both = (1, -1)
         kernels: list = [(WARPS, both, partial(self._warp, fill=fill))]
@@ -237,10 +242,14 @@ class RandAugment(nn.Module):
     def _shift(self, size: int) -> int:
         return int(150 / 331 * size * self.m / (self.bins - 1))
 
-    def _fill(self, channels: int) -> list[float]:
+    def _fill(self, channels: int, dtype: torch.dtype) -> list[float]:
         fill = [float(f) for f in self.fill] if isinstance(self.fill, Sequence) else [float(self.fill)]
         if len(fill) not in (1, channels):
             raise ValueError(f"fill={self.fill}: give one number, or one for each of the {channels} channels")
+        white = 255 if dtype is torch.uint8 else 1
+        if not all(0 <= level <= white for level in fill):
+            kind = "uint8" if dtype is torch.uint8 else "float"
+            raise ValueError(f"fill={self.fill}: must be in the range of the images, 0 to {white} for {kind} images")
         return fill if any(fill) else []
 
 
@@ -260,13 +269,13 @@ class RandomHorizontalFlip(nn.Module):
     def plan(self, batch_size: int, device: torch.device | str | None = None) -> Tensor:
         """[B] bool: which samples to mirror. On `device`, or on the generator's."""
         source = self.generator.device if self.generator is not None else torch.device(device or "cpu")
-        return _send(torch.rand(batch_size, generator=self.generator, device=source) < self.p, device or source)
+        return _send(torch.rand(batch_size, device=source, **random_source(self.generator)) < self.p, device or source)
 
     def forward(self, images: Tensor, plan: Tensor | None = None) -> Tensor:
-        if not self.training or len(images) == 0:
+        if not self.training or images.numel() == 0:
             return images
         if plan is None:
-            plan = self.plan(len(images), images.device)
+            plan = self.plan(images.shape[0], images.device)
         if images.device.type == "cpu" and not torch.compiler.is_compiling():
             flipped = [x.flip(-1) if mirror else x for x, mirror in zip(images, plan.tolist(), strict=True)]
             return like(torch.stack(flipped), images)

@@ -10,11 +10,13 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 
 from gpu_logicmix.augment.base import Mix, check_share
-from gpu_logicmix.augment.plan import MixPlan
+from gpu_logicmix.augment.plan import MixPlan, random_source, shares
 from gpu_logicmix.labels import is_unknown
 
 
@@ -27,20 +29,25 @@ class Mixup(Mix):
 
     def __init__(self, alpha: float = 0.2, *, unknown: float = -1, generator=None, validate: bool = False) -> None:
         super().__init__(unknown, generator, validate)
-        if not alpha > 0:
+        if not isinstance(alpha, Real) or not alpha > 0:
             raise ValueError(f"alpha={alpha}: must be above 0")
-        self.alpha = alpha
+        self.alpha = float(alpha)
 
     def _share(self, batch_size: int, device) -> Tensor:
         # Beta as a ratio of Gammas. Gamma(alpha) = Gamma(alpha + 1) * U^(1 / alpha) in logarithms, because for small
         # alpha both would underflow to 0.
-        gamma = torch._standard_gamma(torch.full((2, batch_size), self.alpha + 1.0, device=device), self.generator)
-        uniform = 1 - torch.rand(2, batch_size, device=device, generator=self.generator)
+        source = random_source(self.generator)
+        gamma = torch._standard_gamma(torch.full((2, batch_size), self.alpha + 1.0, device=device), **source)
+        uniform = 1 - torch.rand(2, batch_size, device=device, **source)
         log = gamma.log() + uniform.log() / self.alpha
         return torch.sigmoid(log[0] - log[1])
 
     def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:
-        return _soft(targets.masked_fill(is_unknown(targets, self.unknown), 0), plan)
+        present = targets == 1
+        mixed = _soft(_floating(targets, present), plan)
+        # What is neither 0, 1 nor unknown must not pass as absent.
+        odd = ~(present | (targets == 0) | is_unknown(targets, self.unknown))
+        return mixed.masked_fill_(odd[plan.index].any(1), self.unknown)
 
 
 class OrMixup(Mix):
@@ -53,8 +60,7 @@ class OrMixup(Mix):
 
     def __init__(self, lam: float = 0.5, *, unknown: float = -1, generator=None, validate: bool = False) -> None:
         super().__init__(unknown, generator, validate)
-        check_share("lam", lam)
-        self.lam = lam
+        self.lam = check_share("lam", lam)
 
     def _share(self, batch_size: int, device) -> Tensor:
         return torch.full((batch_size,), self.lam, device=device)
@@ -67,7 +73,7 @@ class MultiLabelMixup(Mix):
         super().__init__(unknown, generator, validate)
 
     def _share(self, batch_size: int, device) -> Tensor:
-        return torch.rand(batch_size, device=device, generator=self.generator)
+        return torch.rand(batch_size, device=device, **random_source(self.generator))
 
 
 class MixupPME(Mix):
@@ -76,22 +82,27 @@ class MixupPME(Mix):
 
     def __init__(self, alpha: float = 0.75, *, unknown: float = -1, generator=None, validate: bool = False) -> None:
         super().__init__(unknown, generator, validate)
-        check_share("alpha", alpha)
-        self.alpha = alpha
+        self.alpha = check_share("alpha", alpha)
 
     def _share(self, batch_size: int, device) -> Tensor:
-        return self.alpha + (1 - self.alpha) * torch.rand(batch_size, device=device, generator=self.generator)
+        return self.alpha + (1 - self.alpha) * torch.rand(batch_size, device=device, **random_source(self.generator))
 
     def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:
-        hidden = is_unknown(targets, self.unknown)
-        return _soft(_floating(targets).masked_fill(hidden, 0.5), plan).masked_fill_(hidden, self.unknown)
+        present = targets == 1
+        hidden = ~(present | (targets == 0))
+        mixed = _soft(_floating(targets, present).masked_fill_(hidden, 0.5), plan)
+        return mixed.masked_fill_(hidden, self.unknown)
 
 
 def _soft(targets: Tensor, plan: MixPlan) -> Tensor:
-    targets = _floating(targets)
-    weight = plan.weight.to(targets.dtype)
-    return weight[:, :1] * targets + weight[:, 1:] * targets[plan.index[:, 1]]
+    """The weighted mean of each group's labels."""
+    weight = shares(plan, targets.dtype)
+    mixed = weight[:, :1] * targets[plan.index[:, 0]]
+    for k in range(1, plan.index.shape[1]):
+        mixed = mixed + weight[:, k, None] * targets[plan.index[:, k]]
+    return mixed
 
 
-def _floating(targets: Tensor) -> Tensor:
-    return targets if targets.is_floating_point() else targets.float()
+def _floating(targets: Tensor, present: Tensor) -> Tensor:
+    """1 where `present` and else 0, in the type of the targets if that is a floating one."""
+    return present.to(targets.dtype if targets.is_floating_point() else torch.float32)
