@@ -79,9 +79,9 @@ class RandAugment(nn.Module):
     ops: names out of `OPERATIONS` to draw from, all 14 by default.
     generator: where the draws come from; torch's global one by default.
 
-    Identity in `eval()`. Keeps dtype and memory format, never writes into its input, is not differentiable. Float images
-    are cut to 0 and 1. Far outside (0 to 255, or normalised) they are refused on a CPU; on other devices, where the check
-    would have to wait, they are not looked at.
+    Identity in `eval()`. Keeps dtype and memory format, never writes into its input, is not differentiable.
+    Float images are cut to 0 and 1. Far outside (0 to 255, or normalised) they are refused on a CPU; on other devices,
+    where the check would have to wait, they are not looked at.
     """
 
     def __init__(

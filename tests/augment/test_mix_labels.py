@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from mixing import ALL, MIXES, NAMES, NAN, assert_same, or_oracle, some_batch
+from mixing import ALL, MIXES, NAMES, NAN, or_oracle, some_batch
 
 from gpu_logicmix import GPULogicMix, Mixup, MixupPME, MultiLabelMixup, OrMixup
 
@@ -45,7 +45,7 @@ def test_another_value_never_becomes_absent(make, odd):
     assert (labels[:, 1] == 0).all()
     assert ((labels[:, 2] - 1).abs() < 1e-6).all()
     mix.validate = True
-    with pytest.raises(ValueError, match=rf"targets\\[0, 0\\] is {odd:g}"):
+    with pytest.raises(ValueError, match=r"targets\[0, 0\] is .*must be 1, 0 or -1"):
         mix(X, targets)
 
 
@@ -76,7 +76,7 @@ def test_any_layout_of_the_labels(make, categories):
     }
     for name, view in views.items():
         assert view.shape == targets.shape
-        assert_same(make()(images, view, plan)[1], expected), name
+        torch.testing.assert_close(make()(images, view, plan)[1], expected, rtol=0, atol=0, msg=name)
 
 
 @pytest.mark.parametrize("shape", [(3, 0, 5), (3, 4, 0), (0, 3), (3, 2, 0, 2)])
@@ -137,7 +137,7 @@ def test_numpy_numbers_as_arguments():
     assert MixupPME(np.float64(0.5)).alpha == 0.5
     assert GPULogicMix(unknown=np.int64(-1))(X, torch.zeros(4, 3))[1].shape == (4, 3)
     for bad in (True, "2", 2.0, np.float32(2)):
-        with pytest.raises(TypeError, match="k_min=.*must be a whole number"):
+        with pytest.raises(TypeError, match=r"k_min=.*must be a whole number"):
             GPULogicMix(k_min=bad)
-    with pytest.raises(TypeError, match="p='0.5': must be a number"):
+    with pytest.raises(TypeError, match=r"p='0\.5': must be a number"):
         GPULogicMix(p="0.5")

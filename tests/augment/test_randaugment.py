@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -317,7 +316,7 @@ def test_inputs_that_are_views(device):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
 def test_no_host_sync_on_cuda(dtype):
     """Fake CUDA tensors have no values: reading one raises, and so does a tensor made on the wrong device."""
-    augment = RandAugment(fill=(1, 2, 3))
+    augment = RandAugment(fill=(0, 0.5, 1))
     on_host = [augment.plan(32) for _ in range(4)]
     with FakeTensorMode(allow_non_fake_inputs=True):
         images = torch.empty(32, 3, 24, 20, dtype=dtype, device="cuda")
@@ -365,93 +364,3 @@ def test_device_plan_on_a_real_device(device):
 
 def test_exported_from_the_package():
     assert gpu_logicmix.RandAugment is RandAugment
-
-
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n": -1}, "n=-1"),
-        ({"m": 31}, "from 0 to 30"),
-        ({"m": -1}, "from 0 to 30"),
-        ({"m": 10, "bins": 10}, "from 0 to 9"),
-        ({"bins": 1, "m": 0}, "bins=1"),
-        ({"interpolation": "bicubic"}, "bilinear, nearest"),
-        ({"ops": ["Rotate", "Invert"]}, "Identity, AutoContrast, .*TranslateY"),
-        ({"ops": []}, "Identity, AutoContrast"),
-        ({"ops": "Rotate"}, "give a list"),
-        ({"ops": ["Rotate", "Rotate"]}, "different"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        RandAugment(**options)
-
-
-def test_bad_images():
-    augment = RandAugment()
-    for shape in ((2, 4, 8, 8), (2, 2, 8, 8), (3, 8, 8), (1, 2, 3, 8, 8)):
-        with pytest.raises(ValueError, match=r"\[B, 3, H, W\]"):
-            augment(torch.zeros(shape))
-    for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.bool, torch.complex64):
-        with pytest.raises(TypeError, match="uint8"):
-            augment(torch.zeros(2, 3, 8, 8, dtype=dtype))
-    with pytest.raises(ValueError, match="fill"):
-        RandAugment(fill=(1, 2))(torch.zeros(2, 3, 8, 8))
-
-
-def test_bad_plans():
-    augment, images = RandAugment(), torch.zeros(2, 3, 8, 8)
-    good = augment.plan(2)
-    with pytest.raises(ValueError, match=r"for 2 images both are \[2, N\]"):
-        augment(images, augment.plan(3))
-    with pytest.raises(ValueError, match="operation 14"):
-        augment(images, AugmentPlan(torch.full((2, 2), 14), good.signs))
-    with pytest.raises(ValueError, match="sign 0"):
-        augment(images, AugmentPlan(good.operations, torch.zeros(2, 2, dtype=torch.int64)))
-    with pytest.raises(ValueError, match=r"signs \[2, 1\]"):
-        augment(images, AugmentPlan(good.operations, good.signs[:, :1]))
-
-
-# Flip and resize
-
-
-def test_flip_mirrors_the_samples_of_the_plan(device):
-    images = made_up().to(device)
-    flip = RandomHorizontalFlip()
-    plan = torch.tensor([True, False] * 4, device=device)
-    got = flip(images, plan)
-    assert torch.equal(got[0::2], images[0::2].flip(-1))
-    assert torch.equal(got[1::2], images[1::2])
-    last = images.contiguous(memory_format=torch.channels_last)
-    assert flip(last, plan).is_contiguous(memory_format=torch.channels_last)
-    assert flip.eval()(images) is images
-
-
-def test_flip_draws_with_probability():
-    torch.manual_seed(0)
-    share = RandomHorizontalFlip(0.3).plan(20000).float().mean()
-    assert abs(share - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 20000)
-    images = made_up()
-    assert torch.equal(RandomHorizontalFlip(0.0)(images), images)
-    assert torch.equal(RandomHorizontalFlip(1.0)(images), images.flip(-1))
-    first, second = (RandomHorizontalFlip(generator=torch.Generator().manual_seed(2)).plan(64) for _ in range(2))
-    assert torch.equal(first, second)
-    assert 0 < first.sum() < 64
-    with pytest.raises(ValueError, match=r"p=1\.5"):
-        RandomHorizontalFlip(1.5)
-
-
-@pytest.mark.parametrize("antialias", [True, False])
-@pytest.mark.parametrize("size", [(96, 110), (300, 260), (225, 80)])
-def test_resize_like_torchvision(photos, size, antialias, device):
-    got = resize(photos.to(device), size, antialias=antialias).cpu()
-    assert got.dtype is torch.uint8
-    expected = reference_resize(photos, list(size), antialias=antialias)
-    in_float = F.interpolate(photos.float(), size, mode="bilinear", antialias=antialias, align_corners=False)
-    assert (got.int() - expected.int()).abs().max() <= 1
-    assert (got - in_float).abs().max() <= 1.01
-    torch.testing.assert_close(resize(photos / 255, size, antialias=antialias) * 255, in_float, rtol=0, atol=1e-2)
-    assert resize(photos, 32).shape == (4, 3, 32, 32)

@@ -1,0 +1,133 @@
+"""Mixes at random over dtype x layout x encoding x compile, against rules written out once more in plain Python."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpu_logicmix import GPULogicMix, Mixup, MixupPME, MultiLabelMixup, OrMixup
+
+pytestmark = pytest.mark.slow
+NAN = float("nan")
+KINDS = {"logicmix": GPULogicMix, "mixup": Mixup, "or": OrMixup, "multi": MultiLabelMixup, "pme": MixupPME}
+IMAGES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.uint8: 0.5001}
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+WHOLE = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool]
+WAYS = ["eager"] * 9 + ["compiled"]
+
+
+def label(kind, group, share, absent_if_unknown):
+    """One label of one sample. `group` holds 1, 0, None for unknown and "odd" for a value that is none of them."""
+    if kind == "pme":
+        if group[0] not in (0, 1):
+            return None
+        return sum(w * (y if y in (0, 1) else 0.5) for w, y in zip(share, group, strict=True))
+    if kind in ("mixup", "or", "multi") or absent_if_unknown:
+        group = [0 if y is None else y for y in group]
+    if kind == "mixup":
+        return None if "odd" in group else sum(w * y for w, y in zip(share, group, strict=True))
+    if 1 in group:
+        return 1
+    return 0 if all(y == 0 for y in group) else None
+
+
+def meaning(value, unknown):
+    if value != value or value == unknown:
+        return None
+    return value if value in (0, 1) else "odd"
+
+
+def laid_out(tensor, layout):
+    """The same numbers, differently in memory."""
+    if layout == "last" and tensor.ndim == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    if layout == "transposed":
+        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+    if layout == "strided":
+        wide = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)
+        wide[..., ::2] = tensor
+        return wide[..., ::2]
+    return tensor.contiguous()
+
+
+@st.composite
+def cases(draw):
+    kind = draw(st.sampled_from(list(KINDS)))
+    dtype = draw(st.sampled_from(FLOATS + WHOLE))
+    unknown = draw(st.sampled_from([-1, -1, NAN, 2, -7] if dtype in FLOATS else [-1, -1, 2, -7]))
+    values = [0, 1]
+    if dtype in FLOATS:
+        values += [unknown, NAN, 0.5, 3]
+    elif dtype is not torch.bool:
+        values += [unknown, 3] if dtype is not torch.uint8 else [3]
+    options = {}
+    if kind == "logicmix":
+        k_min = draw(st.integers(1, 4))
+        options = {"p": draw(st.sampled_from([0.0, 0.5, 1.0])), "k_min": k_min, "k_max": draw(st.integers(k_min, 5))}
+        options["partners"] = draw(st.sampled_from(["distinct", "with-replacement"]))
+        options["unknown_as"] = draw(st.sampled_from(["unknown", "absent"]))
+    return {
+        "kind": kind,
+        "options": options,
+        "unknown": unknown,
+        "values": values,
+        "dtype": dtype,
+        "images": draw(st.sampled_from(list(IMAGES))),
+        "shape": draw(st.sampled_from([(3, 4, 5), (1, 1, 1), (3, 5), (2, 2, 3, 2), (3, 7, 9)])),
+        "batch": draw(st.integers(1, 9)),
+        "categories": draw(st.sampled_from([0, 1, 3, 8, 9, 16])),
+        "layouts": draw(st.tuples(*[st.sampled_from(["plain", "last", "transposed", "strided"])] * 2)),
+        "way": draw(st.sampled_from(WAYS)),
+        "seed": draw(st.integers(0, 10_000)),
+    }
+
+
+def check(case):
+    torch.manual_seed(case["seed"])
+    images = torch.rand(case["batch"], *case["shape"], dtype=torch.float64)
+    images = (images * 256).to(torch.uint8) if case["images"] is torch.uint8 else images.to(case["images"])
+    drawn = torch.randint(len(case["values"]), (case["batch"], case["categories"]))
+    targets = torch.tensor(case["values"], dtype=torch.float64)[drawn].to(case["dtype"])
+    images, targets = (laid_out(t, layout) for t, layout in zip((images, targets), case["layouts"], strict=True))
+    before = images.clone(), targets.clone()
+    mix = KINDS[case["kind"]](unknown=case["unknown"], **case["options"])
+    plan = mix.plan(case["batch"])
+    function = mix
+    if case["way"] == "compiled":
+        torch._dynamo.reset()
+        function = torch.compile(mix, fullgraph=True, backend="eager")
+    mixed, labels = function(images, targets, plan)
+
+    assert mixed.shape == images.shape
+    assert mixed.dtype == images.dtype
+    soft = case["kind"] in ("mixup", "pme") and not targets.is_floating_point()
+    assert labels.dtype == (torch.float32 if soft else targets.dtype)
+    # The unknown value as the dtype holds it: -1 is 255 in a byte.
+    unknown = torch.tensor(case["unknown"], dtype=torch.float64).to(torch.int64 if soft else torch.float64)
+    unknown = (
+        unknown if soft else unknown.to(torch.int64).to(labels.dtype) if case["dtype"] in WHOLE else unknown
+    ).item()
+    meant = [[meaning(v, case["unknown"]) for v in row] for row in targets.tolist()]
+    for i in range(case["batch"]):
+        members = plan.index[i, : plan.size[i]].tolist()
+        share = [1 / len(members)] * len(members) if plan.weight is None else plan.weight[i].tolist()[: len(members)]
+        expected = sum(w * before[0][m].double() for w, m in zip(share, members, strict=True))
+        assert (mixed[i].double() - expected).abs().max() <= IMAGES[case["images"]]
+        absent = case["options"].get("unknown_as") == "absent" and len(members) > 1
+        for c in range(case["categories"]):
+            want = label(case["kind"], [meant[m][c] for m in members], share, absent)
+            got = labels[i, c].item()
+            if want is None:
+                assert got == unknown or (math.isnan(unknown) and math.isnan(got))
+            else:
+                assert abs(got - want) <= (2e-2 if labels.dtype in (torch.float16, torch.bfloat16) else 1e-6)
+    torch.testing.assert_close(images, before[0], rtol=0, atol=0)
+    torch.testing.assert_close(targets, before[1], rtol=0, atol=0, equal_nan=True)
+
+
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_two_thousand_mixes(case):
+    check(case)
