@@ -105,10 +105,9 @@ def check(case):
     soft = case["kind"] in ("mixup", "pme") and not targets.is_floating_point()
     assert labels.dtype == (torch.float32 if soft else targets.dtype)
     # The unknown value as the dtype holds it: -1 is 255 in a byte.
-    unknown = torch.tensor(case["unknown"], dtype=torch.float64).to(torch.int64 if soft else torch.float64)
-    unknown = (
-        unknown if soft else unknown.to(torch.int64).to(labels.dtype) if case["dtype"] in WHOLE else unknown
-    ).item()
+    unknown = case["unknown"]
+    if not soft and case["dtype"] in WHOLE:
+        unknown = torch.tensor(unknown).to(labels.dtype).item()
     meant = [[meaning(v, case["unknown"]) for v in row] for row in targets.tolist()]
     for i in range(case["batch"]):
         members = plan.index[i, : plan.size[i]].tolist()
