@@ -8,11 +8,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import average_precision_score, precision_score, recall_score
-from torchmetrics.functional.classification import binary_average_precision, multilabel_average_precision
+from sklearn.metrics import (
+    average_precision_score,
+    coverage_error,
+    label_ranking_average_precision_score,
+    label_ranking_loss,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
+from torchmetrics.functional.classification import (
+    binary_average_precision,
+    binary_calibration_error,
+    multilabel_average_precision,
+    multilabel_hamming_distance,
+    multilabel_ranking_loss,
+)
 
 from gpu_logicmix import average_precision, hide_labels, mean_average_precision, metrics
-from gpu_logicmix.metrics import evaluate, precision_recall
+from gpu_logicmix.metrics import auroc, calibration_error, evaluate, hamming_loss, precision_recall, ranking
 
 NAN = float("nan")
 # Few different scores: ties within and between labels of every kind.
@@ -217,6 +231,7 @@ def test_precision_and_recall_by_hand():
     assert list(out.as_dict()) == [
         *("mAP", "CP", "CR", "CF1", "OP", "OR", "OF1"),
         *("CP_top3", "CR_top3", "CF1_top3", "OP_top3", "OR_top3", "OF1_top3"),
+        *("mAP_envelope", "AUROC", "hamming", "ECE", "ranking_loss", "ranking_ap", "coverage"),
     ]
     assert out.as_dict()["OR_top3"] == out.top3.OR
 
@@ -227,6 +242,118 @@ def test_of_equal_scores_the_lower_index_is_among_the_top():
     assert precision_recall(torch.ones(200, 30), targets, top_k=3).OF1 == 1
 
 
+# ------------------------------------------------------------------------------------------------ the others
+def voc_ap(truth):
+    """The VOC 2012 development kit's, from labels in the order of falling scores."""
+    truth = np.asarray(truth)
+    hits = np.cumsum(truth)
+    recall = np.concatenate([[0], hits / truth.sum(), [1]])
+    precision = np.concatenate([[0], hits / np.arange(1, len(truth) + 1), [0]])
+    for i in range(len(precision) - 2, -1, -1):
+        precision[i] = max(precision[i], precision[i + 1])
+    return sum((recall[i] - recall[i - 1]) * precision[i] for i in range(1, len(recall)))
+
+
+@pytest.mark.parametrize(("truth", "step", "envelope"), [([0, 1, 1], 0.5833, 0.6667), ([1, 0, 1], 0.8333, 0.8333)])
+def test_both_kinds_of_ap_by_hand(truth, step, envelope):
+    scores, targets = torch.tensor([[3.0], [2.0], [1.0]]), torch.tensor(truth)[:, None]
+    assert average_precision(scores, targets).item() == pytest.approx(step, abs=5e-5)
+    assert average_precision(scores, targets, kind="envelope").item() == pytest.approx(envelope, abs=5e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(batches(), st.randoms(use_true_random=False))
+def test_envelope_ap_is_that_of_voc(batch, random):
+    """Without ties, in which the VOC kit's depends on the order of the samples."""
+    scores, targets = batch
+    n = scores.shape[0]
+    scores = torch.tensor([random.sample(range(n), n) for _ in range(scores.shape[1])]).T.contiguous()
+    found = average_precision(scores, targets, kind="envelope").tolist()
+    for c, value in enumerate(found):
+        s, y = known_of(scores, targets, c)
+        same(value, voc_ap(y[np.argsort(-s)]) if (y == 1).any() else NAN)
+    step = average_precision(scores, targets)
+    assert (average_precision(scores, targets, kind="envelope") >= step - 1e-12)[~step.isnan()].all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(batches())
+def test_auroc_and_hamming_are_those_of_scikit_learn(batch):
+    scores, targets = batch
+    expected = []
+    for c in range(scores.shape[1]):
+        s, y = known_of(scores, targets, c)
+        expected.append(roc_auc_score(y, s) if len(set(y.tolist())) == 2 else NAN)
+    same(auroc(scores, targets), expected)
+    known = targets != -1
+    wrong = ((scores > 0) != (targets == 1))[known]
+    same(hamming_loss(scores, targets), wrong.double().mean().item() if len(wrong) else NAN)
+
+
+@settings(max_examples=200, deadline=None)
+@given(batches())
+def test_ranking_is_that_of_scikit_learn_on_the_known_labels(batch):
+    scores, targets = batch
+    rows = []
+    for s, y in zip(scores.double().numpy(), targets.numpy(), strict=True):
+        s, y = s[None, y != -1], y[None, y != -1]
+        if y.shape[1] == 1:  # not a ranking for scikit-learn; its definitions say this
+            rows.append((0.0, 1.0, float(y.sum())))
+        elif y.shape[1]:
+            functions = (label_ranking_loss, label_ranking_average_precision_score, coverage_error)
+            rows.append([f(y, s) for f in functions])
+    same(ranking(scores, targets), np.mean(rows, axis=0) if rows else [NAN] * 3)
+
+
+def test_everything_on_full_labels():
+    """Against scikit-learn and torchmetrics as they are called with all labels known."""
+    generator = torch.Generator().manual_seed(0)
+    targets = (torch.rand(300, 12, generator=generator) < 0.2).long()
+    scores = torch.randn(300, 12, generator=generator) + 2 * targets
+    p = scores.sigmoid()
+    out = evaluate(scores, targets)
+    y, s = targets.numpy(), scores.double().numpy()
+    assert out.ranking.loss == pytest.approx(label_ranking_loss(y, s))
+    assert out.ranking.ap == pytest.approx(label_ranking_average_precision_score(y, s))
+    assert out.ranking.coverage == pytest.approx(coverage_error(y, s))
+    assert pytest.approx(roc_auc_score(y, s)) == out.AUROC
+    assert out.hamming == pytest.approx(multilabel_hamming_distance(p, targets, 12).item())
+    errors = [binary_calibration_error(p[:, c], targets[:, c], n_bins=15).item() for c in range(12)]
+    assert calibration_error(scores, targets).tolist() == pytest.approx(errors, abs=1e-6)
+    assert pytest.approx(np.mean(errors), abs=1e-6) == out.ECE
+    tm = multilabel_ranking_loss(p.double(), targets, 12).item()
+    assert out.ranking.loss == pytest.approx(tm, abs=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(batches(), st.integers(1, 4))
+def test_calibration_error_bin_by_bin(batch, bins):
+    scores, targets = batch
+    expected = []
+    for c in range(scores.shape[1]):
+        s, y = known_of(scores, targets, c)
+        gaps = [[] for _ in range(bins)]
+        for z, label in zip(s, y, strict=True):
+            p = 1 / (1 + math.exp(-z))
+            gaps[min(bins - 1, math.floor(p * bins))].append(p - label)
+        expected.append(sum(abs(sum(gap)) for gap in gaps) / len(s) if len(s) else NAN)
+    same(calibration_error(scores.double(), targets, bins), expected)
+
+
+def test_nan_labels_are_unknown():
+    scores, targets = torch.randn(40, 6), torch.randint(-1, 2, (40, 6))
+    assert evaluate(scores, targets.float().masked_fill(targets == -1, NAN)) == evaluate(scores, targets)
+
+
+def test_blocks_make_no_difference(monkeypatch):
+    scores, targets = torch.randn(50, 7), torch.randint(-1, 2, (50, 7))
+    whole = evaluate(scores, targets)
+    for labels in (1, 20, 130):
+        monkeypatch.setattr(metrics, "CHUNK", labels)
+        parts = evaluate(scores, targets)
+        same([*parts.as_dict().values(), *parts.AP], [*whole.as_dict().values(), *whole.AP])
+
+
 # ------------------------------------------------------------------------------------------------ bad input
 @pytest.mark.parametrize(
     ("call", "message"),
@@ -234,10 +361,12 @@ def test_of_equal_scores_the_lower_index_is_among_the_top():
         (lambda s, t: average_precision(s[:, :2], t), r"scores \[4, 2\] and targets \[4, 3\]"),
         (lambda s, t: average_precision(s[0], t[0]), r"scores \[3\] and targets \[3\]"),
         (lambda s, t: mean_average_precision(s, t + 1), "targets.* is 2: must be 1, 0 or -1"),
-        (lambda s, t: evaluate(s, t.float() + NAN), "targets.* is nan"),
         (lambda s, t: evaluate(s, t.float() * 0.5), "targets.* is 0.5"),
         (lambda s, t: precision_recall(s, t, 1.5), "threshold=1.5: must be a probability"),
         (lambda s, t: precision_recall(s, t, top_k=0), "top_k=0: must be 1 or more"),
+        (lambda s, t: average_precision(s, t, kind="voc"), "kind='voc': must be one of step, envelope"),
+        (lambda s, t: calibration_error(s, t, bins=0), "bins=0: must be 1 or more"),
+        (lambda s, t: calibration_error(s, t, logits=False), "scores go from -1 to 1: with logits=False"),
         (lambda s, t: precision_recall(s, t, logits=False), "scores go from -1 to 1: with logits=False"),
     ],
 )
