@@ -17,9 +17,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from gpu_logicmix.cli import screen
-from gpu_logicmix.cli.errors import INTERRUPTED, explain, version_line
+from gpu_logicmix.cli.errors import INTERRUPTED, explain
 from gpu_logicmix.errors import shown
-from gpu_logicmix.machine import keep_memory
+from gpu_logicmix.machine import keep_memory, version_line
 
 
 class Entry(NamedTuple):

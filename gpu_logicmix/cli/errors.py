@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 from gpu_logicmix.errors import printable
+from gpu_logicmix.machine import version_line
 
 MISTAKE, BUG, INTERRUPTED = 1, 70, 130
 
@@ -78,15 +78,3 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def _first_sentence(text: str) -> str:
     return text.partition(". ")[0][:200]
-
-
-def version_line() -> str:
-    """Our version and those of what we stand on."""
-    try:
-        from gpu_logicmix.machine import version_line as line
-
-        return line()
-    except ImportError:
-        import gpu_logicmix
-
-        return f"gpu-logicmix {gpu_logicmix.__version__}, Python {sys.version.split()[0]}"

@@ -48,7 +48,7 @@ def evaluate(
 
     gpu-logicmix evaluate runs/coco-10 --all
 
-    gpu-logicmix evaluate runs/photos --data csv:more/labels.csv --split train
+        gpu-logicmix evaluate runs/photos --data csv:more/labels.csv --split train
     """
     from gpu_logicmix.train import predict as predictions
 
