@@ -126,9 +126,11 @@ def preview(
 ) -> None:
     """Draw a batch before and after each augmentation, with its labels.
 
-    gpu-logicmix preview csv:photos/labels.csv --out preview.png
+    The steps are those of a training run: flip, RandAugment, LogicMix.
 
-    gpu-logicmix preview voc2007:/data/VOCdevkit --known 0.3 --count 6
+        gpu-logicmix preview csv:photos/labels.csv --out preview.png
+
+        gpu-logicmix preview voc2007:/data/VOCdevkit --known 0.3 --count 6
     """
     from gpu_logicmix.augment.randaugment import RandAugment, RandomHorizontalFlip
     from gpu_logicmix.report.preview import batch_steps, drawn_batch, preview_picture

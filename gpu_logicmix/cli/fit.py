@@ -113,7 +113,9 @@ def fit(
     from_folder = resume != "never" and config is None
     if from_folder and out is None:
         raise ValueError("--resume: which run? Add --out FOLDER")
-    if from_folder and (resume == "must" or _has_run(out)):
+    if resume == "must" and out is not None and not _has_run(out):
+        raise ValueError(f"{out}: no run to resume; start one without --resume")
+    if from_folder and _has_run(out):
         chosen = replace(read_config(out), **given)
     else:
         chosen = _chosen(given, preset, config, resume)

@@ -18,7 +18,7 @@ from gpu_logicmix.errors import printable, shown
 Use = Annotated[
     Literal["model", "cft"] | None,
     typer.Option(
-        help="Weights: model, as trained; cft, after category-wise fine-tuning (the default if there are any)."
+        help="Weights: model, as trained, or cft, fine-tuned; cft by default if its gain on held-out labels is certain."
     ),
 ]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Images per forward pass; that of the run unless given.")]
@@ -46,7 +46,9 @@ def evaluate(
 ) -> None:
     """Evaluate a finished run: mAP, AP per category, precision, recall, F1.
 
-    gpu-logicmix evaluate runs/coco-10 --all
+    Unknown labels are ignored.
+
+        gpu-logicmix evaluate runs/coco-10 --all
 
         gpu-logicmix evaluate runs/photos --data csv:more/labels.csv --split train
     """

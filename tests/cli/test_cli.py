@@ -25,6 +25,7 @@ from gpu_logicmix.models.classifier import build_model
 from gpu_logicmix.train import finetune, loop
 from gpu_logicmix.train.checkpoint import read_checkpoint
 from gpu_logicmix.train.config import read_toml
+from gpu_logicmix.train.predict import kept_weights
 from gpu_logicmix.train.runlog import read_log
 
 
@@ -76,7 +77,7 @@ def test_cache(tmp_path):
     ("arguments", "words"),
     [
         (("stats", "coco:/nowhere"), "/nowhere: no such file or folder"),
-        (("stats", "shape"), "'shape' is no dataset"),
+        (("stats", "shape"), "'shape': unknown dataset"),
         (("stats", "shapes", "--known", "1.5"), "--known 1.5: must be above 0 and at most 1"),
         (("stats", "shapes", "-o", "count"), "--option 'count': write NAME=VALUE"),
         (("stats", "shapes", "-o", "size=3"), "write --size 3"),
@@ -200,7 +201,7 @@ def test_fine_tuning_later_is_fine_tuning_in_fit(tmp_path):
     for name in ("cft.safetensors", "cft.json", "cft_predictions.npz"):
         (later / name).unlink()
     before = (later / "model.safetensors").read_bytes()
-    launch.good(tmp_path, "cft", later, "--epochs", 40, "--lr", 0.01, "--threads", 1, "--batch-size", 8)
+    launch.good(tmp_path, "cft", later, "--threads", 1)  # with the options of the run
     assert (later / "model.safetensors").read_bytes() == before  # the weights as trained stay
     tuned, expected = (load_file(folder / "cft.safetensors") for folder in (later, whole))
     assert all(torch.equal(tuned[key], expected[key]) for key in expected)
@@ -211,9 +212,9 @@ def test_fine_tuning_later_is_fine_tuning_in_fit(tmp_path):
     for record in records:
         del record["seconds"]
     assert records[0] == records[1]
-    # evaluate takes the fine-tuned ones unless told otherwise.
-    for weights, words in (((), "cft.safetensors"), (("--use", "model"), "model.safetensors")):
-        assert words in launch.good(tmp_path, "evaluate", whole, *weights, "--threads", 1).out
+    # evaluate takes those that the run kept unless told otherwise.
+    for use, name in (((), kept_weights(whole)), (("--use", "model"), "model"), (("--use", "cft"), "cft")):
+        assert f"{name}.safetensors" in launch.good(tmp_path, "evaluate", whole, *use, "--threads", 1).out
 
 
 def test_fine_tuning_sees_known_labels_alone(tmp_path, monkeypatch):
@@ -289,12 +290,12 @@ def assert_one_line(command, words, code=1):
         (("--val", "coco:/nowhere"), "/nowhere: no such file or folder"),
         (("--val", "folder:{tmp}"), "no images in it"),
         (("--option", "colour=red"), "option 'colour': shapes has the options count, seed"),
-        (("--option", "size=3"), "option 'size=3': no option of a dataset"),
+        (("--option", "size=3"), "--option 'size=3': not a dataset option; write --size 3"),
         (("--option", "size"), "option 'size': write NAME=VALUE"),
         (("--holdout", "0.001"), "--holdout 0.001: of 40 images that are 0; both parts need some"),
         (("--config", "/nowhere.toml"), "/nowhere.toml: no such file"),
         (("--freeze", "99"), "--freeze 99: must be 0 to"),
-        (("--resume",), "no run to go on with; start one without --resume"),
+        (("--resume",), "no run to resume; start one without --resume"),
         (("--size", "8"), "--size 8: shapes cannot be told apart below 16"),
     ],
 )
@@ -363,7 +364,7 @@ def test_run_folders_that_cannot_be_used(trained, tmp_path):
     def fit(*arguments):
         return launch.run(tmp_path, *launch.SMALL, "--no-cft", *arguments)
 
-    assert_one_line(fit("--out", trained), "there is a run already; go on with it: --resume, or choose another --out")
+    assert_one_line(fit("--out", trained), "there is a run already; resume it with --resume, or choose another --out")
     for arguments, words in (
         (("--model", "test_vit"), "its checkpoint was made with --model test_resnet, not 'test_vit'"),
         (("--lr", "1"), "its checkpoint was made with --lr 0.0002, not 1.0"),
@@ -381,10 +382,10 @@ def test_run_folders_that_cannot_be_used(trained, tmp_path):
     assert_one_line(launch.run(tmp_path, "fit", second, *OWN, *again), "its checkpoint belongs to another dataset")
     for name in ("evaluate", "predict", "cft"):
         command = launch.run(tmp_path, name, tmp_path, *([tmp_path] if name == "predict" else []))
-        assert_one_line(command, "no run (it has no config.toml)")
+        assert_one_line(command, "not a run (it has no config.toml)")
     shutil.copytree(trained, tmp_path / "half")
     (tmp_path / "half" / "model.safetensors").unlink()
-    assert_one_line(launch.run(tmp_path, "evaluate", tmp_path / "half"), "the run has not ended; go on with")
+    assert_one_line(launch.run(tmp_path, "evaluate", tmp_path / "half"), "the run has not ended; resume it: gpu-logicmix fit --out")
     (tmp_path / "half" / "model.safetensors").write_bytes(b"nothing")
     assert_one_line(launch.run(tmp_path, "evaluate", tmp_path / "half"), "model.safetensors: damaged")
     assert_one_line(launch.run(tmp_path, "evaluate", trained, "--use", "cft"), "has no cft.safetensors")
@@ -427,4 +428,4 @@ def test_config_file_reaches_the_run(tmp_path):
     assert (options["epochs"], options["mix"], options["lr"], options["batch_size"]) == (1, "mixup", 0.001, 8)
     (tmp_path / "options.toml").write_text("epoch = 1\n")
     command = launch.run(tmp_path, "fit", "--config", tmp_path / "options.toml", "--out", tmp_path / "other")
-    assert_one_line(command, "there is no option 'epoch'; is it epochs?")
+    assert_one_line(command, "there is no option 'epoch'; did you mean epochs?")
