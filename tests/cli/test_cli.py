@@ -385,7 +385,7 @@ def test_run_folders_that_cannot_be_used(trained, tmp_path):
         assert_one_line(command, "not a run (it has no config.toml)")
     shutil.copytree(trained, tmp_path / "half")
     (tmp_path / "half" / "model.safetensors").unlink()
-    assert_one_line(launch.run(tmp_path, "evaluate", tmp_path / "half"), "the run has not ended; resume it: gpu-logicmix fit --out")
+    assert_one_line(launch.run(tmp_path, "evaluate", tmp_path / "half"), "the run has not ended; resume it")
     (tmp_path / "half" / "model.safetensors").write_bytes(b"nothing")
     assert_one_line(launch.run(tmp_path, "evaluate", tmp_path / "half"), "model.safetensors: damaged")
     assert_one_line(launch.run(tmp_path, "evaluate", trained, "--use", "cft"), "has no cft.safetensors")
