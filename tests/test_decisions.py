@@ -1,0 +1,159 @@
+"""Thresholds and temperature, against slow searches through all of them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import f1_score, log_loss, precision_score, recall_score
+
+from gpu_logicmix.decisions import Decisions, best_cut, fit_decisions, fit_temperature, read_decisions
+
+scores = st.lists(st.tuples(st.integers(-6, 6), st.booleans()), min_size=1, max_size=24)
+
+
+def outcomes(z, y):
+    """(cut, precision, recall, F1) of every way to predict the highest scores, slowly."""
+    for cut in sorted(set(z), reverse=True):
+        guess = [v >= cut for v in z]
+        hits = sum(g and t for g, t in zip(guess, y, strict=True))
+        yield cut, hits / sum(guess), hits / sum(y), 2 * hits / (sum(guess) + sum(y))
+
+
+@settings(max_examples=200, deadline=None)
+@given(scores.filter(lambda pairs: any(y for _, y in pairs)))
+def test_best_cut_maximises_f1(pairs):
+    z, y = zip(*pairs, strict=True)
+    cut = best_cut(torch.tensor(z, dtype=torch.float64), torch.tensor(y))
+    found = f1_score(y, [v > cut for v in z])
+    assert found == pytest.approx(max(f1 for *_, f1 in outcomes(z, y)))
+    assert cut not in z  # half-way between two scores
+
+
+@settings(max_examples=200, deadline=None)
+@given(scores.filter(lambda pairs: any(y for _, y in pairs)), st.sampled_from([0.3, 0.5, 0.8, 1.0]))
+def test_best_cut_at_a_precision(pairs, floor):
+    z, y = zip(*pairs, strict=True)
+    cut = best_cut(torch.tensor(z, dtype=torch.float64), torch.tensor(y), floor)
+    able = [recall for _, precision, recall, _ in outcomes(z, y) if precision >= floor and recall > 0]
+    if not able:
+        assert cut == math.inf
+        return
+    guess = [v > cut for v in z]
+    assert precision_score(y, guess) >= floor
+    assert recall_score(y, guess) == pytest.approx(max(able))
+
+
+def test_temperature_minimises_the_log_loss():
+    generator = torch.Generator().manual_seed(0)
+    true = torch.randn(4000, generator=generator, dtype=torch.float64) * 2
+    y = (torch.rand(4000, generator=generator, dtype=torch.float64) < true.sigmoid()).double()
+    for factor in (0.3, 1.0, 4.0):
+        found = fit_temperature(factor * true, y)
+        assert found == pytest.approx(factor, rel=0.1)  # what made the labels
+        grid = np.exp(np.linspace(-3, 3, 301))
+        losses = [log_loss(y, (factor * true / t).sigmoid()) for t in grid]
+        assert found == pytest.approx(grid[int(np.argmin(losses))], rel=0.03)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_temperature_has_limits(sign):
+    """Labels that the logits tell without error ask for 0, those they tell all wrong for infinity."""
+    z = torch.tensor([-2.0, -1, 1, 2], dtype=torch.float64)
+    assert fit_temperature(z, (sign * z > 0).double()) == pytest.approx(100.0**-sign)
+    assert fit_temperature(z[:0], z[:0]) == 1
+
+
+def sample(images=400, categories=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(images, categories, generator=generator) - 1
+    targets = (torch.rand(images, categories, generator=generator) < (logits / 3 + 0.5).sigmoid()).to(torch.int8)
+    targets[torch.rand(images, categories, generator=generator) < 0.4] = -1
+    return logits, targets
+
+
+def test_only_known_labels_count():
+    logits, targets = sample()
+    found = fit_decisions(logits, targets, list("abcd"))
+    moved = torch.where(targets == -1, torch.randn_like(logits) * 9, logits)
+    again = fit_decisions(moved, targets, list("abcd"))
+    assert again == found
+    for c, category in enumerate(found.categories):
+        z, y = (part[targets[:, c] != -1, c] for part in (logits, targets))
+        guess = z > category["logit"]
+        assert category["f1"] == pytest.approx(f1_score(y, guess))
+        assert category["precision"] == pytest.approx(precision_score(y, guess))
+        assert category["recall"] == pytest.approx(recall_score(y, guess))
+        assert category["f1_at_half"] == pytest.approx(f1_score(y, z > 0))
+        assert category["f1"] >= category["f1_at_half"]
+        assert (category["positives"], category["negatives"]) == (int((y == 1).sum()), int((y == 0).sum()))
+
+
+def test_threshold_and_logit_are_the_same_decision():
+    logits, targets = sample()
+    found = fit_decisions(logits, targets, list("abcd"))
+    by_probability = found.probabilities(logits.double()) > found.thresholds
+    assert torch.equal(found.decide(logits), by_probability)
+    assert found.log_loss[1] <= found.log_loss[0]
+    assert found.ece[1] < found.ece[0]  # the labels were drawn at a third of the logits
+    for bins in found.reliability.values():
+        assert sum(b["count"] for b in bins) == int((targets != -1).sum())
+        assert all(b["low"] <= b["confidence"] <= b["high"] for b in bins)
+
+
+def test_categories_with_too_few_labels_are_listed():
+    logits, targets = sample()
+    targets[:, 1] = torch.where(targets[:, 1] == 1, -1, targets[:, 1])
+    targets[3, 1] = 1
+    targets[:, 2] = -1
+    found = fit_decisions(logits, targets, list("abcd"), min_labels=3)
+    assert found.undecided == ["b", "c"]
+    assert "1 positive" in found.categories[1]["reason"]
+    assert "3 of each are needed" in found.categories[1]["reason"]
+    assert found.thresholds[1:3].tolist() == [0.5, 0.5]
+    assert found.categories[2]["f1"] is None
+
+
+def test_a_precision_that_is_not_reached():
+    z = torch.tensor([[3.0], [2], [1], [0], [-1], [-2]])
+    y = torch.tensor([[0], [1], [0], [1], [0], [1]])
+    found = fit_decisions(z, y, ["a"], precision=0.9, min_labels=1)
+    assert found.undecided == ["a"]
+    assert found.categories[0]["logit"] is None
+    assert found.thresholds.tolist() == [1.0]
+    assert not found.decide(z).any()
+    assert (found.goal, found.floor) == ("precision", 0.9)
+
+
+def test_written_and_read(tmp_path):
+    logits, targets = sample()
+    found = fit_decisions(logits, targets, list("abcd"), weights="cft", fitted_on="some", trained_on=True)
+    found.write(tmp_path / "decisions.json")
+    assert read_decisions(tmp_path) == found
+    assert read_decisions(tmp_path, "cft") == found
+    assert read_decisions(tmp_path, "model") is None  # they belong to other weights
+    json.loads((tmp_path / "decisions.json").read_text(), parse_constant=pytest.fail)  # no NaN
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 2}', '{"format": 1}', '{"format": 1, "temperature": "x"}']
+)
+def test_files_of_others_are_ignored(tmp_path, text):
+    (tmp_path / "decisions.json").write_text(text)
+    assert read_decisions(tmp_path) is None
+    assert read_decisions(tmp_path / "nowhere") is None
+
+
+def test_wrong_values():
+    logits, targets = sample()
+    for options, words in (({"precision": 0}, "precision=0"), ({"min_labels": 0}, "min_labels=0")):
+        with pytest.raises(ValueError, match=words):
+            fit_decisions(logits, targets, list("abcd"), **options)
+    with pytest.raises(ValueError, match="must both be"):
+        fit_decisions(logits, targets, list("abc"))
+    with pytest.raises(ValueError, match="non-finite"):
+        fit_decisions(logits * math.inf, targets, list("abcd"))
+    assert Decisions(1.0, []).undecided == []
