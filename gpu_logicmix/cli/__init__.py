@@ -39,6 +39,7 @@ COMMANDS = {
     "cft": Entry("runs", "Train", "Category-wise fine-tuning of a finished run."),
     "evaluate": Entry("runs", "Use a run", "Evaluate a finished run: mAP, AP per category, precision, recall, F1."),
     "predict": Entry("runs", "Use a run", "Predict the categories of images with a finished run."),
+    "export": Entry("export", "Use a run", "Export the model of a finished run, and check the result against it."),
     "report": Entry("runs", "Use a run", "Write the report of a run again."),
     "study": Entry("compare", "Compare", "Do the runs of a study, and compare them in tables and plots."),
     "bench": Entry("bench", "Compare", "Measure what augmentation and mixing add to the training step of a model."),
