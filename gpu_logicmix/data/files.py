@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ __all__ = [
     "read_names",
     "read_text",
 ]
+
+
+IGNORES_CASE = sys.platform in ("darwin", "win32")  # there, a name that is not listed may be a file all the same
 
 
 class Listing(NamedTuple):
@@ -69,10 +73,13 @@ def check_paths(folder: Path, names: Sequence[str], where: Callable[[int], str])
         parent, _, leaf = name.rpartition("/")
         if parent not in listings:
             listings[parent] = _links(os.path.join(folder, parent))
-            _check_inside(home, os.path.join(folder, parent), where(i))
+            _check_inside(home, os.path.join(folder, parent), where, i)
         is_link = listings[parent].get(leaf)
+        if is_link is None and listings[parent] and not IGNORES_CASE:
+            missing.append(i)
+            continue
         if is_link:
-            _check_inside(home, os.path.join(folder, name), where(i))
+            _check_inside(home, os.path.join(folder, name), where, i)
         if is_link is not False and not os.path.isfile(os.path.join(folder, name)):
             missing.append(i)
     return missing
@@ -97,11 +104,11 @@ def _links(folder: str) -> dict[str, bool]:
         return {}
 
 
-def _check_inside(home: str, path: str, where: str) -> None:
+def _check_inside(home: str, path: str, where: Callable[[int], str], i: int) -> None:
     real = os.path.realpath(path)
     if real != home and not real.startswith(home.rstrip(os.sep) + os.sep):
         raise DataError(
-            f"{where}: {path} is a link that leads out of the dataset, to {real}; put the file itself there"
+            f"{where(i)}: {path} is a link that leads out of the dataset, to {real}; put the file itself there"
         )
 
 
