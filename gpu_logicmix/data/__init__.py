@@ -11,16 +11,25 @@ import inspect
 from pathlib import Path
 
 from gpu_logicmix.data.cache import cache_dataset
+from gpu_logicmix.data.chexpert import list_chexpert
 from gpu_logicmix.data.coco import list_coco
 from gpu_logicmix.data.dataset import ImageDataset
 from gpu_logicmix.data.folder import list_folder
+from gpu_logicmix.data.food172 import list_food172
+from gpu_logicmix.data.hf import list_hf
 from gpu_logicmix.data.images import FileSource
 from gpu_logicmix.data.loader import Batches, make_loader
+from gpu_logicmix.data.lvis import list_lvis
+from gpu_logicmix.data.nuswide import list_nuswide
+from gpu_logicmix.data.openimages import list_openimages, list_openimages_v3
+from gpu_logicmix.data.parquet import list_parquet
 from gpu_logicmix.data.shapes import open_shapes
 from gpu_logicmix.data.sparse import fitting
 from gpu_logicmix.data.table import list_csv
-from gpu_logicmix.data.vg import list_vg200
-from gpu_logicmix.data.voc import list_voc2007
+from gpu_logicmix.data.vaw import list_vaw
+from gpu_logicmix.data.vg import list_vg200, list_vg500
+from gpu_logicmix.data.vispr import list_vispr
+from gpu_logicmix.data.voc import list_voc2007, list_voc2012
 from gpu_logicmix.errors import BadImage, DataError
 
 __all__ = ["BadImage", "Batches", "DataError", "ImageDataset", "cache_dataset", "make_loader", "open_dataset"]
@@ -28,8 +37,20 @@ __all__ = ["BadImage", "Batches", "DataError", "ImageDataset", "cache_dataset", 
 FORMATS = {
     "coco": list_coco,
     "voc2007": list_voc2007,
+    "voc2012": list_voc2012,
     "vg200": list_vg200,
+    "vg500": list_vg500,
+    "openimages": list_openimages,
+    "openimages-v3": list_openimages_v3,
+    "lvis": list_lvis,
+    "chexpert": list_chexpert,
+    "nuswide": list_nuswide,
+    "vaw": list_vaw,
+    "vispr": list_vispr,
+    "food172": list_food172,
     "csv": list_csv,
+    "parquet": list_parquet,
+    "hf": list_hf,
     "folder": list_folder,
 }
 LARGEST = 8192  # pixels a side: 200 MB an image

@@ -54,9 +54,11 @@ def _annotation_file(root: Path, part: str, year: str | None) -> Path:
     return found[0]
 
 
-def read_instances(file: Path, image_fields: tuple[str, ...]) -> tuple[list[dict], list[str], np.ndarray]:
+def read_instances(
+    file: Path, image_fields: tuple[str, ...], column: dict | None = None
+) -> tuple[list[dict], list[str], np.ndarray]:
     """A file in COCO's form: its images, the names of its categories in the order of their ids, and for each annotation
-    (row of the image, column of the category)."""
+    (row of the image, column of the category). `column`, if given, is filled with the column of each category id."""
     data = read_json(file)
     for key in ("images", "annotations", "categories"):
         if not isinstance(data, dict) or not isinstance(data.get(key), list):
@@ -68,7 +70,8 @@ def read_instances(file: Path, image_fields: tuple[str, ...]) -> tuple[list[dict
     for key, field in [("images", field) for field in image_fields] + [("categories", "id"), ("categories", "name")]:
         _check_values(file, key, field, data[key])
     categories = sorted(data["categories"], key=lambda entry: entry["id"])
-    column = {entry["id"]: c for c, entry in enumerate(categories)}
+    column = {} if column is None else column
+    column.update({entry["id"]: c for c, entry in enumerate(categories)})
     row = {entry["id"]: r for r, entry in enumerate(data["images"])}
     cells = np.empty((len(data["annotations"]), 2), dtype=np.int64)
     for number, entry in enumerate(data["annotations"]):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gpu_logicmix.data.files import check_choice
+from gpu_logicmix.data.names import blocks_of
 from gpu_logicmix.data.sparse import SparseLabels, labels_digest
 from gpu_logicmix.errors import BadImage, DataError
 
@@ -146,8 +147,8 @@ class ImageDataset(torch.utils.data.Dataset):
         ones), and of the source: `files`, `file sizes`, `file dates`. The same with and without a cache, and however
         the labels are stored. `what_changed` compares two of them."""
         ids = hashlib.sha256()
-        for row in range(len(self)):
-            ids.update(str(self.ids[row]).encode("utf-8", "surrogatepass") + b"\0")
+        for block in blocks_of(self.ids):
+            ids.update(block)
         names = hashlib.sha256("\0".join(self.categories).encode("utf-8", "surrogatepass"))
         parts = {"categories": names.hexdigest(), "images": ids.hexdigest(), "labels": labels_digest(self._labels)}
         return {**parts, **self.source.parts()}

@@ -19,16 +19,22 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from gpu_logicmix.data.names import blocks_of
 from gpu_logicmix.errors import BadImage
 from gpu_logicmix.files import open_plain, open_regular
 
 # Nothing else is opened: Pillow would start Ghostscript for an EPS file, whatever its name ends in.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+MOST_STATS = 500_000  # files whose size and date are asked for
 WAY_OUT = "replace the file, or go on without it: on_bad_image='skip'"
 
 
-def read_image(path: str | Path, size: int, *, follow: bool = True) -> Tensor:
-    """Decode an image and resize it: uint8 [S, S, 3]. Raises BadImage. A symbolic link is followed if `follow`."""
+Box = tuple[float, float, float, float]  # x, y, width, height
+
+
+def read_image(path: str | Path, size: int, *, follow: bool = True, box: Box | None = None) -> Tensor:
+    """Decode an image, or a box of it, and resize it: uint8 [S, S, 3]. Raises BadImage. A symbolic link is followed if
+    `follow`."""
     try:
         file = open_regular(path) if follow else open_plain(Path(path), "rb")
     except FileNotFoundError:
@@ -36,10 +42,10 @@ def read_image(path: str | Path, size: int, *, follow: bool = True) -> Tensor:
     except (OSError, ValueError) as error:  # no rights, a folder, a FIFO; a name with a zero byte
         raise BadImage(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); {WAY_OUT}") from None
     with file:
-        return decode_image(file, str(path), size)
+        return decode_image(file, str(path), size, box)
 
 
-def decode_image(file: IO[bytes], name: str, size: int) -> Tensor:
+def decode_image(file: IO[bytes], name: str, size: int, box: Box | None = None) -> Tensor:
     """As `read_image`, of a file that is open; `name` is for messages."""
     try:
         with Image.open(file, formats=FORMATS) as image:  # reads the header only
@@ -50,9 +56,12 @@ def decode_image(file: IO[bytes], name: str, size: int) -> Tensor:
                     "(or raise PIL.Image.MAX_IMAGE_PIXELS, if you trust the file)"
                 )
             # Large JPEGs can be decoded at 1/2, 1/4 or 1/8; never below twice the wanted size, where it would show.
-            image.draft(None, (2 * size, 2 * size))
+            if box is None:
+                image.draft(None, (2 * size, 2 * size))
             image.load()
             pixels = torch.from_numpy(np.array(_to_rgb(_upright(image))))
+            if box is not None:
+                pixels = _cut(pixels, box, name)
     except BadImage:
         raise
     except Image.DecompressionBombError as error:
@@ -70,6 +79,16 @@ def decode_image(file: IO[bytes], name: str, size: int) -> Tensor:
         pixels.permute(2, 0, 1)[None], size=(size, size), mode="bilinear", antialias=True, align_corners=False
     )
     return resized[0].permute(1, 2, 0)
+
+
+def _cut(pixels: Tensor, box: Box, name: str) -> Tensor:
+    """The part of the box that is in the image; a box beside the image is an error."""
+    x, y, width, height = box
+    left, top = max(0, int(x)), max(0, int(y))
+    part = pixels[top : max(top + 1, round(y + height)), left : max(left + 1, round(x + width))]
+    if not part.numel():
+        raise BadImage(f"{name}: the box {box} is outside of the image; {WAY_OUT}")
+    return part
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -102,16 +121,18 @@ class FileSource:
         return read_image(os.path.join(self.root, self.paths[index]), self.size, follow=self.follow)
 
     def parts(self, rows: Sequence[int] | np.ndarray | None = None) -> dict[str, str]:
-        """Checksums of the names, sizes and dates of the files: they change when one is added, removed or rewritten."""
+        """Checksums of the names, sizes and dates of the files: they change when one is added, removed or rewritten. Of
+        more than half a million files, sizes and dates of a part, evenly spaced."""
         names, sizes, dates = (hashlib.sha256() for _ in range(3))
-        for row in range(len(self.paths)) if rows is None else rows:
-            path = self.paths[row]
+        for block in blocks_of(self.paths, rows):
+            names.update(block)
+        every = range(len(self.paths)) if rows is None else rows
+        for row in every[:: max(1, len(every) // MOST_STATS)]:
             try:
-                stat = os.stat(os.path.join(self.root, path))
+                stat = os.stat(os.path.join(self.root, self.paths[int(row)]))
                 size, date = stat.st_size, stat.st_mtime_ns
             except (OSError, ValueError):
                 size = date = -1  # missing
-            names.update(path.encode("utf-8", "surrogatepass") + b"\0")
             sizes.update(b"%d\n" % size)
             dates.update(b"%d\n" % date)
         return {"files": names.hexdigest(), "file sizes": sizes.hexdigest(), "file dates": dates.hexdigest()}

@@ -1,4 +1,4 @@
-"""Pascal VOC 2007: ImageSets/Main/{trainval,test}.txt, Annotations/*.xml, JPEGImages/*.jpg."""
+"""Pascal VOC 2007 and 2012: ImageSets/Main/{train,val,trainval,test}.txt, Annotations/*.xml, JPEGImages/*.jpg."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from gpu_logicmix.data.files import DataError, Listing, check_choice, check_paths, read_names, read_text
+from gpu_logicmix.data.files import Listing, check_choice, check_paths, read_names
+from gpu_logicmix.data.table import both_warning
+from gpu_logicmix.errors import DataError
+from gpu_logicmix.files import read_text
 
 CATEGORIES = ["aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"]
 CATEGORIES += [
@@ -29,18 +32,31 @@ def list_voc2007(root: Path, split: str, *, difficult: str = "present") -> Listi
     difficult: what a category is of which all objects are marked difficult: "present"; "ignore" makes it unknown;
         "absent" is what the SST and SARB code does.
     """
-    check_choice("difficult", difficult, ("present", "ignore", "absent"))
     check_choice("split", split, ("train", "trainval", "val", "test"))
-    part = "trainval" if split.startswith("train") else "test"
-    for home in (root, root / "VOC2007", root / "VOCdevkit" / "VOC2007"):
+    return _list(root, "VOC2007", "trainval" if split.startswith("train") else "test", "trainval", difficult)
+
+
+def list_voc2012(root: Path, split: str, *, difficult: str = "present") -> Listing:
+    """split: "train" or "val", or "trainval"; the labels of the test images were never published.
+    difficult: as for voc2007.
+    """
+    check_choice("split", split, ("train", "val", "trainval"))
+    return _list(root, "VOC2012", split, "train", difficult)
+
+
+def _list(root: Path, year: str, part: str, trained: str, difficult: str) -> Listing:
+    check_choice("difficult", difficult, ("present", "ignore", "absent"))
+    for home in (root, root / year, root / "VOCdevkit" / year):
         if (home / "ImageSets" / "Main").is_dir():
             break
     else:
-        raise DataError(f"{root}: no ImageSets/Main in it, nor in VOC2007 or VOCdevkit/VOC2007 below it")
-
-    names_file = home / "ImageSets" / "Main" / f"{part}.txt"
+        raise DataError(f"{root}: no ImageSets/Main in it, nor in {year} or VOCdevkit/{year} below it")
+    names_file, train_file = (home / "ImageSets" / "Main" / f"{name}.txt" for name in (part, trained))
     lines = read_names(names_file)
     names = list(lines)
+    warnings = []
+    if train_file != names_file and part != "trainval" and train_file.exists():
+        warnings = both_warning(read_names(train_file).keys() & lines.keys(), names_file, part)
     where = lambda i: f"{names_file}, line {lines[names[i]]}"  # noqa: E731
     images = [f"{name}.jpg" for name in names]
     missing = check_paths(home / "JPEGImages", images, where)  # also keeps the names of the XML files inside
@@ -51,12 +67,10 @@ def list_voc2007(root: Path, split: str, *, difficult: str = "present") -> Listi
         objects = _objects(file)
         for category in {category for category, _ in objects}:
             if category not in CATEGORIES:
-                raise DataError(
-                    f"{file}: object {category!r} is none of the 20 categories of VOC 2007; correct the name"
-                )
+                raise DataError(f"{file}: object {category!r} is none of the 20 categories of VOC; correct the name")
             easy = any(c == category and not is_difficult for c, is_difficult in objects)
             labels[row, CATEGORIES.index(category)] = 1 if easy else only_difficult
-    return Listing(home / "JPEGImages", images, names, labels, CATEGORIES, missing)
+    return Listing(home / "JPEGImages", images, names, labels, CATEGORIES, missing, warnings)
 
 
 def _objects(file: Path) -> list[tuple[str, bool]]:
