@@ -124,7 +124,8 @@ def _table(files: list[Path], columns: list[str] | None = None) -> Any:
         try:
             with pa.memory_map(str(file)) as source:
                 tables.append(pa.ipc.open_stream(source).read_all())
-        except (pa.ArrowException, OSError) as error:
+            tables[-1].validate(full=columns is not None)  # when it is opened
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{file}: cannot be read ({str(error).splitlines()[0][:120]}); copy it again") from None
         for column in columns or ():
             if column not in tables[-1].column_names:

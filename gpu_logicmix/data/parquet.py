@@ -89,7 +89,8 @@ def _read(files: list[Path]) -> Any:
     for file in files:
         try:
             tables.append(parquet.read_table(file))
-        except (pa.ArrowException, OSError) as error:
+            tables[-1].validate(full=True)  # texts are UTF-8, lists end within
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{file}: cannot be read as Parquet ({str(error).splitlines()[0][:120]})") from None
         if "image" not in tables[-1].column_names:
             columns = ", ".join(map(repr, tables[-1].column_names[:20]))
