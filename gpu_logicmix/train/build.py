@@ -98,11 +98,12 @@ def prepare_methods(config: Config, model: Classifier, loss: Loss, train_set: Im
     """Let loss and head see the known labels before the first step: priors, graphs."""
     loss.prepare(train_set.labels, train_set.categories)
     vectors = None
-    if config.word_vectors is not None:
+    if config.word_vectors is not None and model.head.uses_word_vectors:
         from gpu_logicmix.models.word_vectors import read_word_vectors
 
         vectors = read_word_vectors(config.word_vectors, train_set.categories)
     model.head.prepare(train_set.labels, train_set.categories, vectors)
+    model.messages += getattr(model.head, "messages", [])
 
 
 def make_train_loader(config: Config, train_set: ImageDataset, world: World):

@@ -1,0 +1,111 @@
+"""Whole runs with the structured methods: killed and resumed, in two processes, and with their presets."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from launch import ranks
+from rich.console import Console
+
+from gpu_logicmix.study.plan import read_study
+from gpu_logicmix.train import loop
+from gpu_logicmix.train.checkpoint import read_checkpoint
+from gpu_logicmix.train.config import PRESETS, make_config
+from gpu_logicmix.train.signals import Interrupted
+
+STUDIES = Path(__file__).resolve().parents[2] / "studies"
+SMALL = ["width=16", "joint=8", "out=16", "words=12"]
+OPTIONS = {
+    "ssgrl": SMALL,
+    "kggr": SMALL,
+    "gcn-ml": ["hidden=16", "words=12"],
+    "p-gcn": ["width=16"],
+    "sst": [*SMALL, "start=1", "threshold=0.5", "stored=10"],
+    "hst": [*SMALL, "start=1", "threshold=0.5", "prototypes=3"],
+    "sarb": [*SMALL, "start=1", "prototypes=3"],
+    "dsrb": [*SMALL, "start=1"],
+}
+
+
+def config(head, **given):
+    """A run that takes seconds, and has everything in it that is random or keeps a state."""
+    small = {"option": ["count=40"], "size": 32, "known": 0.5, "model": "test_resnet", "weights": "none", "epochs": 3}
+    small |= {"batch_size": 8, "accumulate": 2, "cft": False, "workers": 0, "threads": 1, "log_every": 1}
+    small |= {"head": head, "head_option": OPTIONS[head], "crop": "multi-scale", "theta_pos": 0.2, "theta_neg": -0.2}
+    return make_config(small | given)
+
+
+def same(a, b) -> bool:
+    """Of nested dicts, lists and tensors: bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("head", OPTIONS)
+def test_stopped_in_an_epoch_and_resumed_is_bit_equal(head, tmp_path, monkeypatch):
+    quiet = Console(quiet=True)
+    loop.fit(config(head), tmp_path / "whole", console=quiet)
+    calls, seed_step = [], loop.seed_step
+
+    def stop_in_step_8(*arguments):
+        calls.append(1)
+        if len(calls) == 8:  # in the second epoch, when labels are already carried over
+            os.kill(os.getpid(), signal.SIGTERM)
+        return seed_step(*arguments)
+
+    monkeypatch.setattr(loop, "seed_step", stop_in_step_8)
+    with pytest.raises(Interrupted):
+        loop.fit(config(head), tmp_path / "resumed", console=quiet)
+    assert 5 < read_checkpoint(tmp_path / "resumed" / "last.pt")["step"] < 15
+    loop.fit(config(head), tmp_path / "resumed", resume="must", console=quiet)
+    whole, resumed = (read_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "resumed"))
+    for key in ("model", "ema", "optimizer", "scheduler", "step"):
+        assert same(whole[key], resumed[key]), key
+
+
+PLAIN = """
+    fit shapes -o count=40 --size 32 --known 0.5 --model test_vit --weights none --mix none --no-flip --no-randaugment
+    --epochs 3 --no-cft --no-cl --log-every 5 --workers 0 --threads 1 --accumulate 1 --loss bce
+"""
+
+
+@pytest.mark.parametrize("head", ["sst", "sarb"])
+def test_two_processes_are_one_with_the_doubled_batch(head, tmp_path):
+    """Without chance in the input, and without batch norm, which would see another batch in each process."""
+    options = [o for o in OPTIONS[head] if not o.startswith("width")]
+    arguments = [*PLAIN.split(), "--head", head]
+    for option in (*options, "width=none"):
+        arguments += ["--head-option", option]
+    one = ranks(tmp_path, 1, *arguments, "--batch-size", 8, "--out", tmp_path / "one")
+    two = ranks(tmp_path, 2, *arguments, "--batch-size", 4, "--out", tmp_path / "two")
+    for command in (*one, *two):
+        assert command.process.exitcode == 0, command.text
+    first, second = (read_checkpoint(tmp_path / name / "last.pt")["model"] for name in ("one", "two"))
+    state = {"head.queue", "head.prototypes", "head.draws", "head.seen"} & first.keys()
+    assert len(state) == 3
+    for key, value in first.items():
+        torch.testing.assert_close(second[key], value, atol=1e-5, rtol=1e-4, msg=key)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_valid(name):
+    chosen = make_config({}, name)
+    if chosen.head in ("sst", "hst", "sarb", "dsrb", "ssgrl"):
+        assert (chosen.optimizer, chosen.lr, chosen.epochs) == ("adam", 1e-5, 20)
+        assert (chosen.schedule, chosen.lr_step) == ("step", 10)
+        assert (chosen.mix, chosen.p, chosen.k_min, chosen.k_max) == ("none", 0.1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("study", "runs"), [("paper-cooperation", 18), ("paper-architectures", 18), ("coco-64-methods", 11)]
+)
+def test_studies_can_be_read(study, runs):
+    planned = read_study(STUDIES / f"{study}.toml")
+    assert len({plan.folder for plan in planned}) == runs
