@@ -38,14 +38,20 @@ def focal_term(logits: Tensor, gamma: float = 0, clip: float = 0, discard_focal_
     log_q = (torch.sigmoid(logits) + clip).clamp(max=1).log() if clip > 0 else F.logsigmoid(logits)
     if gamma == 0:
         return -log_q
-    if discard_focal_grad:
-        logits = logits.detach()
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not discard_focal_grad):
+        focus = _focus(logits, gamma, clip)
+    return -log_q * focus
+
+
+def _focus(logits: Tensor, gamma: float, clip: float) -> Tensor:
+    """(1 - q)^gamma."""
     # The slope of x^gamma at x = 0 is infinite for gamma < 1. So: an exponential, or a floor under x.
     if clip > 0:
-        focus = (torch.sigmoid(-logits) - clip).clamp(min=torch.finfo(logits.dtype).tiny) ** gamma
-    else:
-        focus = (gamma * F.logsigmoid(-logits)).exp()
-    return -log_q * focus
+        x, tiny = torch.sigmoid(-logits), torch.finfo(logits.dtype).tiny
+        if torch.is_grad_enabled():
+            return (x - clip).clamp(min=tiny) ** gamma
+        return x.sub_(clip).clamp_(min=tiny).pow_(gamma)  # the same in place
+    return (gamma * F.logsigmoid(-logits)).exp()
 
 
 def asymmetric_terms(
@@ -57,6 +63,10 @@ def asymmetric_terms(
         focal_term(logits, gamma_pos, 0, discard_focal_grad),
         focal_term(-logits, gamma_neg, clip, discard_focal_grad),
     )
+
+
+def _times(alpha: float, term: Tensor) -> Tensor:
+    return term if alpha == 1 else alpha * term
 
 
 def check_mixed(mixed: Tensor | None, logits: Tensor) -> None:
@@ -77,7 +87,7 @@ class PartialBCELoss(PartialLoss):
 
     def terms(self, logits: Tensor, mixed: Tensor | None) -> tuple[Tensor, Tensor]:
         positive, negative = asymmetric_terms(logits)
-        return self.alpha_pos * positive, self.alpha_neg * negative
+        return _times(self.alpha_pos, positive), _times(self.alpha_neg, negative)
 
 
 @LOSSES.register("focal")
@@ -106,7 +116,7 @@ class PartialFocalLoss(PartialLoss):
 
     def terms(self, logits: Tensor, mixed: Tensor | None) -> tuple[Tensor, Tensor]:
         positive, negative = asymmetric_terms(logits, self.gamma, self.gamma, 0, self.discard_focal_grad)
-        return self.alpha_pos * positive, self.alpha_neg * negative
+        return _times(self.alpha_pos, positive), _times(self.alpha_neg, negative)
 
 
 @LOSSES.register("asl")
@@ -140,7 +150,7 @@ class PartialAsymmetricLoss(PartialLoss):
         positive, negative = asymmetric_terms(
             logits, self.gamma_pos, self.gamma_neg, self.clip, self.discard_focal_grad
         )
-        return self.alpha_pos * positive, self.alpha_neg * negative
+        return _times(self.alpha_pos, positive), _times(self.alpha_neg, negative)
 
 
 @LOSSES.register("dp-asl")

@@ -139,23 +139,30 @@ class PartialLoss(Loss):
 
     def count(self, targets: Tensor) -> Tensor:
         """What "mean" divides the sum by (a tensor on the device)."""
-        known = self._known(targets)
-        return known.any(1).sum() if isinstance(self.normalize, tuple) else known.sum()
+        return self._count(self._known(targets))
 
     def cells(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
         positive, negative = self.terms(output.logits, batch.mixed)
-        targets = batch.targets
-        known = self._known(targets)
-        y = targets.masked_fill(is_unknown(targets, self.unknown), 0).to(positive.dtype)
-        loss = (y * positive + (1 - y) * negative).masked_fill(~known, 0)
+        unknown = is_unknown(batch.targets, self.unknown)
+        y = batch.targets.masked_fill(unknown, 0).to(positive.dtype)
+        # Sums of products: on a CPU they take a fifth of the time of masks and choices.
+        if self.assume_negative:
+            known = torch.ones_like(unknown)
+            loss = y * positive + (1 - y) * negative
+        else:
+            known = ~unknown
+            loss = y * positive + (known.to(y.dtype) - y) * negative
         if self.normalize is not None:
             loss = loss * self._weight(known.sum(1, keepdim=True).to(loss.dtype), known.shape[1])
-        return loss, self.count(targets)
+        return loss, self._count(known)
 
     def _known(self, targets: Tensor) -> Tensor:
         if self.assume_negative:
             return torch.ones_like(targets, dtype=torch.bool)
         return ~is_unknown(targets, self.unknown)
+
+    def _count(self, known: Tensor) -> Tensor:
+        return known.any(1).sum() if isinstance(self.normalize, tuple) else known.sum()
 
     def _weight(self, known: Tensor, categories: int) -> Tensor:
         if self.normalize == "mlcpl":

@@ -121,14 +121,15 @@ class ClassAwareSelectiveLoss(Loss):
 
     def ignored(self, logits: Tensor, unknown: Tensor, mixed: Tensor | None) -> Tensor:
         """[B, C] bool: the unknown labels that do not count in mode "selective"."""
-        groups = [None] if mixed is None or not self.per_group else [mixed, ~mixed]
+        most = min(self.topk * len(logits), logits.numel())
         found = torch.zeros_like(unknown)
-        for group in groups:
+        for group in [None] if mixed is None or not self.per_group else [mixed, ~mixed]:
             eligible = unknown if group is None else unknown & group[:, None]
-            wanted = self.topk * (len(logits) if group is None else group.sum())
-            order = logits.masked_fill(~eligible, -torch.inf).flatten().sort(descending=True, stable=True).indices
-            first = torch.arange(len(order), device=order.device) < wanted
-            found |= torch.zeros_like(first).scatter_(0, order, first).view_as(unknown) & eligible
+            best = logits.masked_fill(~eligible, -torch.inf).flatten().topk(most).indices
+            first = torch.ones_like(best, dtype=torch.bool)
+            if group is not None:
+                first = torch.arange(most, device=best.device) < self.topk * group.sum()
+            found |= torch.zeros_like(unknown).flatten().scatter_(0, best, first).view_as(unknown) & eligible
         if self.prior is not None and len(self.prior) == logits.shape[1]:
             # Labels of such categories are ranked with the others, as in the authors' code.
             found |= unknown & (self.prior.to(logits.device) > self.threshold)

@@ -178,6 +178,7 @@ def test_no_host_sync(name, options, kind):
             assert logits.grad.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 @every_loss
 @pytest.mark.filterwarnings("ignore")
 def test_compiles_to_one_graph_in_every_epoch(name, device):
@@ -200,6 +201,7 @@ def test_compiles_to_one_graph_in_every_epoch(name, device):
     assert len(graphs) <= 4  # not one for every epoch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ll-ct", "csl"])
 @pytest.mark.filterwarnings("ignore")
 def test_generated_code_gives_the_same(name, device):
