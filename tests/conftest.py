@@ -8,6 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from places import ROOT, SHARED
 
 # The same examples each time where a failure must be one of the change at hand; new ones each time elsewhere.
 hypothesis.settings.register_profile("ci", derandomize=True)
@@ -17,8 +18,6 @@ if os.environ.get("CI"):
 # A shell that starts the tests in the background has Ctrl-C ignored, and so would every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ROOT = Path(__file__).resolve().parent.parent
-SHARED = Path(os.environ.get("GPU_LOGICMIX_SHARED", ROOT.parent / "shared"))
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
 

@@ -4,7 +4,7 @@ import re
 import runpy
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 

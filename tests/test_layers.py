@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 PACKAGE = ROOT / "gpu_logicmix"
 # From the top down, as in docs/architecture.md. What shares a line may not import each other.

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from conftest import ROOT
+from places import ROOT
 
 import gpu_logicmix
 

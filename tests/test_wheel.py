@@ -8,7 +8,7 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 import gpu_logicmix
 

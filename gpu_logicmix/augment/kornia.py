@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from kornia.augmentation import MixAugmentationBaseV2, auto
 from kornia.augmentation.container.ops import ClassSequentialOps
-from kornia.constants import DataKey
 from torch import Tensor, nn
 
 from gpu_logicmix.augment.base import Mix, check_share
@@ -81,9 +80,12 @@ class KorniaMix(MixAugmentationBaseV2):
         return {name: part for name, part in plan._asdict().items() if part is not None}
 
     def forward_parameters(self, batch_shape: tuple[int, ...]) -> Params:
-        params = super().forward_parameters(batch_shape)
+        # Kornia's own, before 0.9, asks the device how many samples are mixed and draws for those alone.
+        chosen = self.__batch_prob_generator__(batch_shape, self.p, self.p_batch, self.same_on_batch)
+        params = self.generate_parameters(batch_shape)
         on = params.pop("mixed") if self.mix.active else torch.zeros_like(params.pop("mixed"))
-        return {**params, "batch_prob": params["batch_prob"] * on}
+        shape = torch.tensor(batch_shape, dtype=torch.long)
+        return {**params, "batch_prob": chosen.to(on.device) * on, "forward_input_shape": shape}
 
     def _plan(self, batch_size: int) -> MixPlan:
         return self.mix.plan(batch_size, self.device)
@@ -106,7 +108,6 @@ class KorniaMix(MixAugmentationBaseV2):
         return mixed.view(input.shape) if self.keepdim else mixed
 
     def transform_class(self, input: Tensor, params: Params, flags: dict[str, Any]) -> Tensor:
-        self._validate_data_key(DataKey.CLASS)
         targets = input[None] if input.ndim == 1 and len(params["index"]) == 1 else input
         mixed = self.apply_transform_class(targets, params, flags)
         return mixed.view(input.shape) if self.keepdim else mixed

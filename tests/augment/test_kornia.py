@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from conftest import ROOT  # noqa: F401
 
 kornia = pytest.importorskip("kornia")
 import kornia.augmentation as K  # noqa: E402

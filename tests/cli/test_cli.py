@@ -93,7 +93,7 @@ def test_mistakes(arguments, words):
 
 
 def test_train_py_ends_in_one_line_and_teaches():
-    from conftest import ROOT
+    from places import ROOT
 
     def train(*arguments):
         command = [sys.executable, str(ROOT / "train.py"), *arguments]

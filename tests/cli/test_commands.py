@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from commands import run
-from conftest import ROOT
+from places import ROOT
 from trees import csv_tree
 
 import gpu_logicmix

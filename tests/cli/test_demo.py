@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run
-from conftest import ROOT
+from places import ROOT
 from rich.console import Console
 
 from gpu_logicmix import average_precision

@@ -17,7 +17,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from conftest import ROOT
+from places import ROOT
 from rich.console import Console
 from scipy import stats as scipy_stats
 from sklearn.metrics import average_precision_score

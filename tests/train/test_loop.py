@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from launch import PLAIN, SMALL, Command, good, ranks, run, until
 from PIL import Image
+from places import ROOT
 from rich.console import Console
 from safetensors.torch import load_file
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
