@@ -110,15 +110,7 @@ def fit(
 
         torchrun --nproc_per_node 4 train.py fit coco:/data/coco --known 0.1 --out runs/coco-10
     """
-    from_folder = resume != "never" and config is None
-    if from_folder and out is None:
-        raise ValueError("--resume: which run? Add --out FOLDER")
-    if resume == "must" and out is not None and not _has_run(out):
-        raise ValueError(f"{out}: no run to resume; start one without --resume")
-    if from_folder and _has_run(out):
-        chosen = replace(read_config(out), **given)
-    else:
-        chosen = _chosen(given, preset, config, resume)
+    chosen = _chosen(given, preset, config, resume, out)
     # After the options: what is wrong with them need not wait for timm.
     from gpu_logicmix.train.loop import fit as train
     from gpu_logicmix.train.predict import default_name
@@ -138,7 +130,15 @@ def _has_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("config.toml", "last.pt", "previous.pt"))
 
 
-def _chosen(given: dict[str, Any], preset: str | None, file: Path | None, resume: str) -> Config:
+def _chosen(given: dict[str, Any], preset: str | None, file: Path | None, resume: str, out: Path | None) -> Config:
+    """The options of the run: of the one to resume, or from defaults, preset, file and command line."""
+    if resume != "never" and file is None:
+        if out is None:
+            raise ValueError("--resume: which run? Add --out FOLDER")
+        if _has_run(out):
+            return replace(read_config(out), **given)
+        if resume == "must":
+            raise ValueError(f"{out}: no run to resume; start one without --resume")
     if "data" not in given and file is None:
         raise ValueError(NEEDS_DATA)
     try:
