@@ -3,15 +3,16 @@
 Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992. The warm-up of the decay is that of
 timm's `ModelEmaV3`, 1 - (1 + update)^(-2/3), and so are the values, bit for bit. What differs: the average is kept in
 float32 or better whatever the model is in (at a decay of 0.999 a bfloat16 average would round every update away), so it
-needs no random numbers and has no state beside its weights, and the pairs of tensors are looked up once.
+needs no random numbers and has no state beside its weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class WeightAverage:
@@ -23,7 +24,6 @@ class WeightAverage:
         for tensor in (*self.module.parameters(), *self.module.buffers()):
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(torch.promote_types(tensor.dtype, torch.float32))
-        self._pairs = self._own = None
 
     def decay_at(self, update: int) -> float:
         """Of the update with this number, counted from 1; the first one copies the model."""
@@ -35,12 +35,19 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, model: nn.Module, update: int) -> None:
         """Move towards `model`. `update` counts from 1."""
-        if self._own is not model:
-            own, its = (m.state_dict(keep_vars=True).values() for m in (self.module, model))
-            self._pairs, self._own = list(zip(own, its, strict=True)), model
-        averages = [a for a, _ in self._pairs if a.is_floating_point()]
-        values = [v.detach().to(a.dtype) for a, v in self._pairs if a.is_floating_point()]
+        pairs = list(zip(_tensors(self.module), _tensors(model), strict=True))
+        averages = [a for a, _ in pairs if a.is_floating_point()]
+        values = [v.detach().to(a.dtype) for a, v in pairs if a.is_floating_point()]
         torch._foreach_lerp_(averages, values, weight=1.0 - self.decay_at(update))
-        for average, value in self._pairs:
+        for average, value in pairs:
             if not average.is_floating_point():
                 average.copy_(value)
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    """What a state dict has, each time anew: a module may give a buffer a new tensor."""
+    yield from model.parameters()
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield buffer

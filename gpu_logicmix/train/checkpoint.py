@@ -24,6 +24,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from gpu_logicmix.data import ImageDataset
+from gpu_logicmix.data.images import what_changed
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.files import open_plain, written_whole
 from gpu_logicmix.train.config import FREE, Config, make_config
@@ -182,10 +183,23 @@ def _check_same_run(run: Any, state: dict[str, Any]) -> None:
             f"{folder}: its checkpoint was made with {name}={state['config'][name]!r}, not {config[name]!r}; "
             "give the same options (--resume alone takes them from the folder), or choose another --out"
         )
-    if state["fingerprint"] != run.fingerprint:
+    _check_same_data(run, state)
+
+
+def _check_same_data(run: Any, state: dict[str, Any]) -> None:
+    before, now = state["config"]["data"], run.config.data
+    changed = what_changed(state["fingerprint"], run.fingerprint)
+    if changed == ["file dates"] and before != now:
+        run.say(f"warning: the files of {now} have other dates than those of {before}: taken for a copy of them")
+    elif changed == ["file dates"]:
         raise RunError(
-            f"{folder}: its checkpoint belongs to another dataset ({state['config']['data']}: other images, "
-            f"categories or known labels than {run.config.data}); choose another --out"
+            f"{now}: image files were written to since {run.folder} was started (their dates changed); put the "
+            "earlier ones back, or choose another --out"
+        )
+    elif changed:
+        raise RunError(
+            f"{run.folder}: its checkpoint belongs to another dataset ({before}): {', '.join(changed)} of {now} "
+            "differ; choose another --out"
         )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import NamedTuple
 
 import numpy as np
@@ -82,13 +80,6 @@ def open_tune(config: Config) -> ImageDataset | None:
     dataset = open_labeled(config, config.data, "train")
     dataset.labels, _ = hide(dataset.labels, config.known, config.protocol, config.seed)
     return dataset.take(_rows(config, len(dataset)).tune)
-
-
-def fingerprint(dataset: ImageDataset) -> str:
-    """Of what a run learns from: categories, images by name, known labels."""
-    digest = hashlib.sha256(json.dumps([dataset.categories, list(dataset.ids)]).encode())
-    digest.update(dataset.labels.tobytes())
-    return digest.hexdigest()[:16]
 
 
 def images_to_do(config: Config, train: int, val: int, epochs: int, world: int = 1) -> int:

@@ -53,7 +53,7 @@ from gpu_logicmix.train.checkpoint import restore, save_checkpoint, state_digest
 from gpu_logicmix.train.config import Config, located, to_toml
 from gpu_logicmix.train.distributed import World, joined_world
 from gpu_logicmix.train.finish import close_run, opened_folder
-from gpu_logicmix.train.inputs import fingerprint, open_train, open_tune, open_val
+from gpu_logicmix.train.inputs import open_train, open_tune, open_val
 from gpu_logicmix.train.predict import PlainLoaders, autocast, evaluate_on, predicted
 from gpu_logicmix.train.signals import StopSignals, unbreakable
 from gpu_logicmix.train.sums import Sums, check_finite
@@ -124,7 +124,7 @@ class Training:
         self.val_set, self.tune_set = open_val(config), open_tune(config)
         if self.val_set.categories != self.train_set.categories:
             raise DataError(f"{config.val or config.data}: its categories are not those of {config.data} to train on")
-        self.fingerprint = fingerprint(self.train_set)
+        self.fingerprint = self.train_set.fingerprint()
         torch.manual_seed(config.seed)
         self.model = make_model(config, len(self.train_set.categories))
         self.loss = make_loss(config)

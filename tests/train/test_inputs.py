@@ -7,12 +7,13 @@ from torch import nn
 
 from gpu_logicmix import GPULogicMix, OrMixup, hide_labels
 from gpu_logicmix.data import DataError, open_dataset
+from gpu_logicmix.data.images import digest_of
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.train.batch import Augment, seed_step
 from gpu_logicmix.train.build import make_loss
 from gpu_logicmix.train.config import Config
 from gpu_logicmix.train.distributed import World, joined_world
-from gpu_logicmix.train.inputs import fingerprint, open_labeled, open_train, open_val
+from gpu_logicmix.train.inputs import open_labeled, open_train, open_val
 from gpu_logicmix.train.predict import autocast, predict_rows
 
 CPU = World(0, 1, torch.device("cpu"))
@@ -65,17 +66,18 @@ def test_options_go_to_their_own_format(tmp_path):
 
 def test_cache_gives_the_same_run(tmp_path):
     plain, cached = open_train(config())[0], open_train(config(cache=str(tmp_path)))[0]
-    assert fingerprint(plain) == fingerprint(cached)
+    assert plain.fingerprint() == cached.fingerprint()
     assert torch.equal(plain[[3, 1]][0], cached[[3, 1]][0])
 
 
 def test_fingerprint_sees_images_categories_and_labels():
-    prints = {fingerprint(open_train(c)[0]) for c in (config(), config(seed=1), config(images=49), config(known=None))}
+    configs = (config(), config(seed=1), config(images=49), config(known=None))
+    prints = {digest_of(open_train(c)[0].fingerprint()) for c in configs}
     assert len(prints) == 4
-    assert fingerprint(open_train(config())[0]) in prints
+    assert digest_of(open_train(config())[0].fingerprint()) in prints
     dataset = open_train(config())[0]
     dataset.categories[0] = "disc"
-    assert fingerprint(dataset) not in prints
+    assert digest_of(dataset.fingerprint()) not in prints
 
 
 # ------------------------------------------------------------------------------------------------------------ the draw
