@@ -19,10 +19,11 @@ from rich.table import Table
 
 from gpu_logicmix import GPULogicMix, mean_average_precision
 from gpu_logicmix.data import make_loader
+from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train.batch import moved
 from gpu_logicmix.train.distributed import joined_world
 from gpu_logicmix.train.inputs import open_val
-from gpu_logicmix.train.predict import load_run, progress_bar
+from gpu_logicmix.train.predict import load_run
 
 SIZES = (1, 2, 3)  # images in a mixture
 
@@ -39,7 +40,10 @@ def main(
     for folder in runs:
         config, model, _, _ = load_run(folder, "model", threads=threads, **({"cache": cache} if cache else {}))
         val = open_val(config)
-        with joined_world(config.device, threads) as world, progress_bar(console, len(SIZES) * len(val)) as tick:
+        with (
+            joined_world(config.device, threads) as world,
+            progress_bar(len(SIZES) * len(val), console=console) as tick,
+        ):
             model = model.to(world.device, memory_format=torch.channels_last)
             found = {"run": folder.name, "mix": config.mix, "known": config.known, "seed": config.seed}
             for size in SIZES:

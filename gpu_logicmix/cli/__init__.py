@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Entry("compare", "Start", "Plain training against LogicMix at 10 % known labels, on drawn shapes."),
+    "demo": Entry("compare", "Start", "Plain training against LogicMix where the former overfits, on drawn shapes."),
     "stats": Entry(
         "data", "Look at data", "Count known labels per sample and per category, before and after LogicMix."
     ),

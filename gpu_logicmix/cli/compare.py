@@ -24,7 +24,7 @@ def demo(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Plain training against LogicMix where plain training overfits, on drawn shapes.
+    """Plain training against LogicMix where the former overfits, on drawn shapes.
 
     Two runs side by side, half of the labels known; about four minutes on two cores without a GPU. Images of shapes are
     drawn on the fly, there is nothing to download. Prints a table, writes a page.

@@ -5,7 +5,7 @@ Only known labels of the validation images count; predictions that are not finit
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from gpu_logicmix.metrics import average_precision
 from gpu_logicmix.report.charts import Points, Series, line_chart, spark_line
 from gpu_logicmix.report.listing import Cell, Listing, number, share_bar
 from gpu_logicmix.report.run_folder import Predictions, Run
-from gpu_logicmix.report.words import finite, percent, two_digits
+from gpu_logicmix.report.words import percent
 
 BINS = 10  # of a reliability diagram
 
@@ -91,35 +91,21 @@ def judge(run: Run, train: ImageDataset | None) -> Judged | None:
         notes.append(f"{broken:,} predictions are not finite and are left out.")
     curves = {c: precision_recall(logits[:, c], targets[:, c]) for c in order}
     charts, remark = _charts(run, logits, targets, ap, order, curves)
-    return Judged(words, notes, _listing(run, found, ap, order, curves, positives, targets), charts, remark)
+    return Judged(words, notes, _listing(found, ap, order, curves, positives, targets), charts, remark)
 
 
-def _listing(run: Run, found: Predictions, ap, order, curves, positives, targets) -> Listing:
-    thresholds = _thresholds(run, found.categories)
+def _listing(found: Predictions, ap, order, curves, positives, targets) -> Listing:
     head = ["category", "", "AP %", "curve"]
-    head += ["threshold"] * (thresholds is not None) + ["train +"] * (positives is not None) + ["val +"]
+    head += ["train positives"] * (positives is not None) + ["val positives"]
     rows = []
     for c in order:
         row = [Cell(found.categories[c]), share_bar(float(ap[c])), number(float(ap[c]), f"{100 * ap[c]:.1f}")]
         row.append(Cell(spark_line(curves[c]), round(float(ap[c]), 6)))
-        if thresholds is not None:
-            value = thresholds[c]
-            row.append(number(float("nan") if value is None else value, two_digits(value)))
         if positives is not None:
             row.append(number(int(positives[c]), f"{positives[c]:,}"))
         count = int((targets[:, c] == 1).sum())
         rows.append([*row, number(count, f"{count:,}")])
     return Listing(head, rows)
-
-
-def _thresholds(run: Run, categories: list[str]) -> list[float | None] | None:
-    """Of decisions.json: a probability for each category, null where there are too few labels to decide."""
-    values = (run.decisions or {}).get("thresholds")
-    if isinstance(values, dict):
-        values = [values.get(name) for name in categories]
-    if not isinstance(values, list) or len(values) != len(categories):
-        return None
-    return [finite(value) for value in values]
 
 
 def _charts(run: Run, logits, targets, ap, order, curves) -> tuple[list[Markup], str]:
@@ -136,8 +122,8 @@ def _charts(run: Run, logits, targets, ap, order, curves) -> tuple[list[Markup],
         Series("ideal", "ink", [(0.0, 0.0), (100.0, 100.0)]),
         _percent_series(f"as predicted, error {100 * plain.error:.1f} points", "c1", _pairs(plain)),
     ]
-    temperature = _temperature(run.decisions)
-    if temperature is not None:
+    if run.decisions is not None and run.decisions.weights == "model":  # as the predictions are
+        temperature = run.decisions.temperature
         after = reliability(logits / temperature, targets)
         text = f"at temperature {temperature:.2f}, error {100 * after.error:.1f} points"
         lines.append(_percent_series(text, "c2", _pairs(after)))
@@ -148,11 +134,6 @@ def _charts(run: Run, logits, targets, ap, order, curves) -> tuple[list[Markup],
         "be taken at their word."
     )
     return charts, remark
-
-
-def _temperature(decisions: dict[str, Any] | None) -> float | None:
-    value = finite((decisions or {}).get("temperature"))
-    return value if value is not None and value > 0 else None
 
 
 def _pairs(found: Reliability) -> Points:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpu_logicmix.decisions import Decisions, read_decisions
 from gpu_logicmix.report.words import finite
 from gpu_logicmix.train.config import read_toml
 from gpu_logicmix.train.runlog import read_log
@@ -42,7 +43,7 @@ class Run:
     end: dict[str, Any] | None = None
     predictions: Predictions | None = None
     cft: dict[str, Any] | None = None
-    decisions: dict[str, Any] | None = None
+    decisions: Decisions | None = None
     notes: list[str] = field(default_factory=list)  # what could not be read, in words
 
     @property
@@ -78,7 +79,6 @@ def read_run(folder: Path) -> Run:
         "config.toml": ("config", read_toml),
         "predictions.npz": ("predictions", _read_predictions),
         "cft.json": ("cft", _read_object),
-        "decisions.json": ("decisions", _read_object),
     }
     for name, (attribute, read) in readers.items():
         if (folder / name).exists():
@@ -87,6 +87,9 @@ def read_run(folder: Path) -> Run:
             except (OSError, ValueError, KeyError, EOFError, MemoryError, RecursionError,
                     zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
                 run.notes.append(f"{name} cannot be read: {error}")
+    run.decisions = read_decisions(folder)
+    if run.decisions is None and (folder / "decisions.json").exists():
+        run.notes.append("decisions.json cannot be read")
     _read_lines(run)
     return run
 

@@ -19,6 +19,7 @@ from markupsafe import Markup
 from gpu_logicmix.data import DataError, ImageDataset
 from gpu_logicmix.files import write_whole
 from gpu_logicmix.report.charts import chart_series, has_data, line_chart
+from gpu_logicmix.report.decided import decide
 from gpu_logicmix.report.figures import batch_figures, example_figures
 from gpu_logicmix.report.judged import judge
 from gpu_logicmix.report.listing import SAME, Listing, changes
@@ -95,6 +96,7 @@ def write_report(
         charts=_curves(run),
         metrics=_metrics(run),
         judged=judge(run, train),
+        decided=decide(run.decisions),
         batch=batch_figures(steps or (), run.categories),
         batch_remark=_batch_remark(run),
         examples=examples,

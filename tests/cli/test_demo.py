@@ -19,6 +19,7 @@ from rich.console import Console
 from gpu_logicmix import average_precision
 from gpu_logicmix.cli import demo
 from gpu_logicmix.errors import RunError
+from gpu_logicmix.study.plan import read_study
 from gpu_logicmix.train.checkpoint import locked
 from gpu_logicmix.train.config import make_config
 from gpu_logicmix.train.runlog import read_log
@@ -40,7 +41,7 @@ def test_the_two_runs_differ_in_the_mix_alone(done):
     plain, logicmix = (asdict(make_config({}, file=out / name / "config.toml")) for name in ("plain", "logicmix"))
     assert {key for key in plain if plain[key] != logicmix[key]} == {"mix"}
     assert (plain["mix"], logicmix["mix"]) == ("none", "logicmix")
-    assert plain["known"] == 0.1
+    assert plain["known"] == 0.5
     assert plain["keep"] == "last"
     first, second = (read_log(out / name) for name in ("plain", "logicmix"))
     assert first[0]["positives"] == second[0]["positives"]  # the same labels are hidden
@@ -58,9 +59,39 @@ def test_prints_what_was_measured(done):
     for text in (screen, page):
         for words in (f"{mAP['plain']:.1f}%", f"{mAP['logicmix']:.1f}%", gain):
             assert words in text, words
-    for heading in ("plain training", "LogicMix", "difference", "CF1", "images/s"):
+    for heading in ("plain training", "LogicMix", "difference", "CF1", "images/s", "This was --quick"):
         assert heading in screen
     assert "100 %" in screen
+
+
+def test_the_setting_is_the_one_of_the_study():
+    """The evidence is for what the demo runs."""
+    planned = read_study(ROOT / "studies" / "demo.toml")
+    assert {plan.seed for plan in planned} == {11, 12, 13, 14, 15}
+    for plan in planned:
+        name = {"plain training": "plain", "LogicMix": "logicmix"}[plan.method]
+        own = asdict(demo.demo_configs(Path("x"), seed=plan.seed, device=None)[name])
+        assert own | {"cache": None} == asdict(plan.config)
+
+
+def test_the_verdict_is_what_the_curves_show():
+    def verdict(plain, mixed):
+        lines = {
+            name: [{"epoch": 2 * at, **({} if y is None else {"mAP": y})} for at, y in enumerate(values, 1)]
+            for name, values in (("plain", plain), ("logicmix", mixed))
+        }
+        return demo.verdict({name: demo.Run(Path(), epochs=epochs) for name, epochs in lines.items()})
+
+    words = verdict([0.3, 0.4, 0.35, 0.33], [0.2, 0.45, 0.34, 0.4])
+    assert words == "Plain training was at its best in epoch 4 (40.0\u00a0%); LogicMix is ahead from epoch 8 on."
+    assert verdict([0.3, 0.4], [0.35, 0.4]).endswith("LogicMix is not ahead at the end.")
+    assert verdict([0.3, None, 0.4], [0.5, None, 0.5]).endswith("LogicMix is ahead from epoch 2 on.")
+
+
+def test_a_run_that_fails_is_one_line(tmp_path):
+    with pytest.raises(RunError, match="no_such_model") as caught:
+        demo.run_demo(tmp_path, quick=True, console=Console(quiet=True), model="no_such_model")
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_figures_are_of_the_whole_run():
@@ -146,4 +177,4 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path):
         process.kill()
     assert process.returncode == 130, text
     assert "Traceback" not in text
-    assert "starts the demo afresh" in text
+    assert "starts the demo again" in text

@@ -9,14 +9,19 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import precision_recall_curve as sklearn_curve
 
 from gpu_logicmix import GPULogicMix, average_precision, label_counts, open_dataset
+from gpu_logicmix.decisions import fit_decisions
 from gpu_logicmix.report.charts import Series, chart_series, line_chart, thin, ticks
 from gpu_logicmix.report.figures import pick_examples, row_images
+from gpu_logicmix.report.judged import precision_recall, reliability
 from gpu_logicmix.report.label_stats import Share, mixed_labels, stats_figure
+from gpu_logicmix.report.pages import chart_style
 from gpu_logicmix.report.preview import PRESENT_TEXT, UNKNOWN_TEXT, Step, _font, _label_lines, _wrap, preview_picture
 from gpu_logicmix.report.run_folder import read_run
-from gpu_logicmix.report.run_page import write_report
+from gpu_logicmix.report.run_page import mixed_batch, write_report
+from gpu_logicmix.train.config import Config
 
 NAMES = [f"category {c}" for c in range(12)]
 
@@ -384,6 +389,125 @@ def test_page_without_numbers(tmp_path, nothing):
     assert "are not finite" in page.text
     assert not re.search(r"\b(nan|inf|None|null)\b", page.text)
     assert not any(re.search(r"nan|inf\b|None", value or "") for name, value in page.attributes if name != "src")
+
+
+def test_page_says_which_weights_are_kept(tmp_path):
+    lines = write_run(tmp_path / "run")
+    assert "Kept:" not in Page(write_report(tmp_path / "run")).text
+    for kept, words in (("cft", "the fine-tuned weights"), ("model", "the weights before fine-tuning")):
+        line = {"kind": "cft", "kept": kept, "gain": 0.0123, "gain_interval": [-0.002, 0.0266], "mAP": 0.5}
+        write_lines(tmp_path / "run", [*lines[:-1], line, lines[-1]])
+        text = Page(write_report(tmp_path / "run")).text
+        assert f"Kept: {words}" in text
+        assert "is +1.2 points (95 % interval -0.2 to +2.7)" in text
+    write_lines(tmp_path / "run", [*lines[:-1], {**line, "gain": None, "gain_interval": [None, None]}, lines[-1]])
+    assert "Kept: the weights before" in Page(write_report(tmp_path / "run")).text
+
+
+def test_page_lists_skipped_images(tmp_path):
+    lines = write_run(tmp_path / "run")
+    assert "could not be read" not in Page(write_report(tmp_path / "run")).text
+    bad = {"kind": "bad_images", "count": 1234, "lines": ["a/<b>.jpg: truncated", "c.jpg: empty"]}
+    write_lines(tmp_path / "run", [*lines[:-1], bad, lines[-1]])
+    page = Page(write_report(tmp_path / "run"))
+    assert "1,234 images could not be read and were skipped" in page.text
+    assert "a/<b>.jpg: truncated\nc.jpg: empty" in page.text
+    write_lines(tmp_path / "run", [*lines[:-1], {"kind": "bad_images", "count": "x", "lines": 5}, lines[-1]])
+    assert "could not be read" not in Page(write_report(tmp_path / "run")).text
+
+
+@pytest.mark.parametrize("trained_on", [False, True])
+def test_page_shows_decisions(tmp_path, trained_on):
+    write_run(tmp_path / "run")
+    draw = torch.Generator().manual_seed(0)
+    logits, targets = torch.randn(60, 12, generator=draw), torch.randint(-1, 2, (60, 12), generator=draw)
+    targets[:, 3] = 0
+    found = fit_decisions(logits, targets, HOSTILE[:1] + NAMES[1:], fitted_on="60 <b>images", trained_on=trained_on)
+    found.write(tmp_path / "run" / "decisions.json")
+    page = Page(write_report(tmp_path / "run"))
+    section = page.text.split("Decisions")[1]
+    assert "Fitted on 60 <b>images, for the weights as trained" in section
+    assert f"a temperature of {found.temperature:.2f}" in section
+    assert ("trained on these images" in section) == trained_on
+    assert "Too few labels to decide: 1 of the categories" in section
+    assert all(f"{category['threshold']:.2f}" in section for category in found.categories)
+    assert "before calibration" in section
+    assert f"at temperature {found.temperature:.2f}" in page.text.split("Decisions")[0]  # on the validation images
+    assert page.tags.count("script") == 1
+    (tmp_path / "run" / "decisions.json").write_text("[]")
+    assert "decisions.json cannot be read" in Page(write_report(tmp_path / "run")).text
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_precision_recall_and_reliability_against_slow_oracles(seed):
+    draw = np.random.default_rng(seed)
+    scores, targets = draw.integers(-4, 5, 60).astype(np.float32), draw.integers(-1, 2, 60)
+    known = targets >= 0
+    points = precision_recall(scores, targets)
+    expected = []
+    for cut in sorted(set(scores[known]), reverse=True):
+        taken = known & (scores >= cut)
+        hits = (targets[taken] == 1).sum()
+        expected.append((hits / (targets == 1).sum(), hits / taken.sum()))
+    assert points == pytest.approx(expected)
+    precision, recall, _ = sklearn_curve(targets[known], scores[known])
+    assert sorted(points) == pytest.approx(sorted(zip(recall[:-1], precision[:-1], strict=True)))
+    found = reliability(scores, targets)
+    shares = 1 / (1 + np.exp(-scores[known].astype(float)))
+    total = 0.0
+    for low in range(10):
+        inside = (shares >= low / 10) & (shares < (low + 1) / 10)
+        total += abs((shares[inside] - (targets[known][inside] == 1)).sum()) if inside.any() else 0
+    assert found.error == pytest.approx(total / known.sum(), abs=1e-6)
+    assert sum(found.count) == known.sum()
+    assert precision_recall(scores, np.zeros(60)) == []
+
+
+def test_the_batch_of_a_report_is_mixed():
+    """Also where p is so small that in training hardly any sample would be."""
+    train = open_dataset("shapes", "train", 32, count=16)
+    for mix, words in (("logicmix", "images "), ("mixup", "images "), ("none", None)):
+        steps = mixed_batch(train, Config(data="shapes", size=32, mix=mix, p=0.01, randaugment=False))
+        if words is None:
+            assert [step.title for step in steps] == ["original", "flip"]
+        else:
+            assert all(caption.startswith(words) for caption in steps[-1].captions)
+
+
+def test_names_of_operations_are_not_cut():
+    for ops in (["AutoContrast", "TranslateX"], ["TranslateX", "TranslateY", "AutoContrast", "Brightness"]):
+        lines = _label_lines(torch.tensor([0] * 12), NAMES, ", ".join(ops), 192)
+        text = " ".join(line for line, colour in lines if colour == "black")
+        assert text == ", ".join(ops)
+        assert all(_font(14).getlength(line) <= 192 for line, _ in lines)
+
+
+def test_no_empty_plots_of_pseudo_labels(tmp_path):
+    lines = write_run(tmp_path / "run")
+    nothing = {"positives": 0, "negatives": 0, "precision_positive": None, "recall_positive": 0.0}
+    write_lines(tmp_path / "run", [line | (nothing if line["kind"] == "curriculum" else {}) for line in lines])
+    page = Page(write_report(tmp_path / "run"))
+    section = page.source.split("Pseudo-labels (curriculum labeling)")[1].split("<section>")[0]
+    assert "<svg" not in section
+    assert "No label passed the thresholds" in section
+
+
+def test_stats_with_names_that_are_no_tex(tmp_path):
+    labels = np.random.default_rng(0).integers(-1, 2, (50, 3)).astype(np.int8)
+    shares = [Share("before", labels), Share("after", labels)]
+    figure = stats_figure(shares, [r"$\frac$", "a $ b", "$x$"], r"$\undefined{$")
+    figure.savefig(tmp_path / "a.png")
+    figure.draw_without_rendering()
+    assert [label.get_text() for label in figure.axes[-1].get_xticklabels()]
+    # Legends stand outside the axes, where there is no data.
+    for axes in figure.axes:
+        legend, inside = axes.get_legend().get_window_extent(), axes.get_window_extent()
+        assert legend.y0 >= inside.y1 - 2
+
+
+def test_colours_of_pages_are_those_of_pictures():
+    style = chart_style()
+    assert all(colour in style for colour in (PRESENT_TEXT, UNKNOWN_TEXT))
 
 
 def test_damaged_files_are_named(tmp_path):
