@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ from gpu_logicmix.train.config import Config, located, to_toml
 from gpu_logicmix.train.distributed import World, joined_world
 from gpu_logicmix.train.finish import close_run, opened_folder
 from gpu_logicmix.train.inputs import open_train, open_tune, open_val
-from gpu_logicmix.train.predict import PlainLoaders, autocast, evaluate_on, predicted
+from gpu_logicmix.train.predict import PlainLoaders, autocast, evaluate_on, plain_samples, predicted
 from gpu_logicmix.train.signals import StopSignals, unbreakable
 from gpu_logicmix.train.sums import Sums, check_finite
 
@@ -170,7 +170,7 @@ class Training:
         self.augment.set_epoch(epoch)
         self.loss.set_epoch(epoch, config.epochs)
         if start == 0:
-            self.model.head.begin_epoch(epoch, config.epochs, self._samples)
+            self.model.head.begin_epoch(epoch, config.epochs, lambda: plain_samples(self))
         self.model.train()
         batches = moved(self.loader, world.device)
         mark = self.step, self.seconds, self.waited
@@ -233,14 +233,6 @@ class Training:
         self.sums.begin_update()
         if self.ema is not None:
             self.ema.update(self.model, self.updates)
-
-    def _samples(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """All training images, un-augmented and unmixed, as the head sees them; the same in every process."""
-        alone = World(0, 1, self.world.device)
-        self.model.eval()
-        labels = torch.from_numpy(self.train_set.labels)
-        for index, features in predicted(self.model.features, self.train_set, self.config, alone):
-            yield features, labels[index.cpu()].to(features.device), index
 
     # ------------------------------------------------------------------------------------------------- end of an epoch
     def close_epoch(self, log: runlog.Log, tick: Tick, stop: StopSignals) -> None:

@@ -100,6 +100,16 @@ def predict_rows(
     return out, good
 
 
+def plain_samples(run: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """All training images of a `loop.Training`, un-augmented and unmixed: what the head sees of them, their known
+    labels, their rows; the same in every process."""
+    alone = World(0, 1, run.world.device)
+    run.model.eval()
+    for index, features in predicted(run.model.features, run.train_set, run.config, alone):
+        targets = torch.from_numpy(run.train_set.labels_of(index.cpu()))
+        yield features, targets.to(features.device), index
+
+
 def evaluate_on(
     run: Any, model: Classifier, dataset: ImageDataset, tick: Callable[[int], None] = lambda images: None
 ) -> tuple[Metrics, Tensor, np.ndarray]:
