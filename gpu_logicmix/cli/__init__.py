@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _with_value(arguments: list[str]) -> list[str]:
     """`--resume` and `--help-method` may stand alone, which the option parser does not support."""
     out = []
-    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=False):
         out.append(argument)
         if argument == "--resume" and following not in ("never", "must", "auto"):
             out.append("must")

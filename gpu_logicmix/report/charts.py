@@ -75,7 +75,7 @@ def line_chart(
     shown = [s._replace(points=thin(s.points)) for s in series if any(y is not None for _, y in s.points)]
     if not shown:
         return Markup("")
-    axes, ticks, x_ticks, log = _unit_axes() if square else _fitted_axes(shown, zero)
+    axes, ticks, x_ticks, log = _unit_axes() if square else _fitted_axes(shown, zero, bool(unit))
     out = [_grid(axes, ticks, unit), _x_labels(axes, x_ticks, x_name)]
     for one in shown:
         out.append(tag('<path class="{}" d="{}"/>', one.colour, path(one.points, axes)))
@@ -103,12 +103,12 @@ def key(name: str, colour: str, symbol: str = "●") -> Markup:
     return tag('<span class="key {}">{} {}</span>', colour, symbol, name)
 
 
-def _fitted_axes(series: Sequence[Series], zero: bool) -> tuple[Axes, list[float], list[float], bool]:
-    """Axes, ticks of y, ticks of x, and whether y is logarithmic."""
+def _fitted_axes(series: Sequence[Series], zero: bool, linear: bool) -> tuple[Axes, list[float], list[float], bool]:
+    """Axes, ticks of y, ticks of x, and whether y is logarithmic. Percents are always linear."""
     xs = [x for s in series for x, _ in s.points]
     ys = [y for s in series for _, y in s.points if y is not None]
     # From 1 up to 20 times as much a linear axis shows all there is to see.
-    log = not zero and min(ys) > 0 and max(ys) > 20 * min(ys)
+    log = not zero and not linear and min(ys) > 0 and max(ys) > 20 * min(ys)
     marks = log_ticks(min(ys), max(ys)) if log else ticks(0 if zero else min(ys), max(ys))
     first, last = (0.0, max(1.0, math.ceil(max(xs)))) if max(xs) > 0 else (min(xs), min(xs) + 1)
     span = min(marks[0], min(ys)), max(marks[-1], max(ys))
