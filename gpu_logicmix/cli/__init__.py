@@ -35,6 +35,7 @@ COMMANDS = {
     ),
     "preview": Entry("data", "Look at data", "Draw a batch before and after each augmentation, with its labels."),
     "cache": Entry("data", "Look at data", "Decode and resize all images once, for faster epochs."),
+    "pack": Entry("data", "Look at data", "Write a dataset as shards that tar:PATH reads, also over a network."),
     "fit": Entry("fit", "Train", "Train a model, evaluate it after each epoch, and write a report."),
     "cft": Entry("runs", "Train", "Category-wise fine-tuning of a finished run."),
     "evaluate": Entry("runs", "Use a run", "Evaluate a finished run: mAP, AP per category, precision, recall, F1."),

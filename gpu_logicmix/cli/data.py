@@ -1,4 +1,4 @@
-"""Commands that look at data: stats, preview, cache."""
+"""Commands that look at data and prepare it: stats, preview, cache, pack."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpu_logicmix.cli.options import (
     list_bad_images,
     opened,
 )
-from gpu_logicmix.data import DataError, cache_dataset
+from gpu_logicmix.data import DataError, cache_dataset, pack_dataset
 from gpu_logicmix.data.cache import list_caches, prune, verify_cache
 from gpu_logicmix.errors import printable, shown
 from gpu_logicmix.labels import label_counts
@@ -187,6 +187,29 @@ def cache(
     list_bad_images(cached)
     for line in cached.warnings:
         screen.say(f"warning: {printable(line)}")
+
+
+def pack(
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Folder to write the shards to.")],
+    split: Split = "train",
+    size: Annotated[
+        int | None, typer.Option(min=1, max=MAX_SIZE, help="Resize images to SIZE x SIZE (JPEG); copied unless given.")
+    ] = None,
+    per_shard: Annotated[int, typer.Option(min=1, help="Images per shard.")] = 1000,
+    option: Options = None,
+    on_bad_image: BadImages = "raise",
+) -> None:
+    """Write a dataset as shards that tar:PATH reads, also over a network.
+
+    WebDataset shards: each holds images and, as JSON, their labels. Can be interrupted: the same command resumes.
+
+        gpu-logicmix pack coco:/data/coco --out shards --size 512
+    """
+    dataset = opened(data, split, None, option, on_bad_image)
+    pack_dataset(dataset, out, per_shard=per_shard, resize=size)
+    screen.say(f"wrote {len(dataset):,} images; use them as tar:{printable(out)}")
+    list_bad_images(dataset)
 
 
 def _caches(directory: Path, remove: bool, days: float | None) -> None:

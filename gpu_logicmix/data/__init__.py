@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 from gpu_logicmix.data.cache import cache_dataset
 from gpu_logicmix.data.chexpert import list_chexpert
@@ -22,8 +23,11 @@ from gpu_logicmix.data.loader import Batches, make_loader
 from gpu_logicmix.data.lvis import list_lvis
 from gpu_logicmix.data.nuswide import list_nuswide
 from gpu_logicmix.data.openimages import list_openimages, list_openimages_v3
+from gpu_logicmix.data.pack import pack_dataset
 from gpu_logicmix.data.parquet import list_parquet
+from gpu_logicmix.data.remote import is_remote
 from gpu_logicmix.data.shapes import open_shapes
+from gpu_logicmix.data.shards import list_tar
 from gpu_logicmix.data.sparse import fitting
 from gpu_logicmix.data.table import list_csv
 from gpu_logicmix.data.vaw import list_vaw
@@ -32,7 +36,16 @@ from gpu_logicmix.data.vispr import list_vispr
 from gpu_logicmix.data.voc import list_voc2007, list_voc2012
 from gpu_logicmix.errors import BadImage, DataError
 
-__all__ = ["BadImage", "Batches", "DataError", "ImageDataset", "cache_dataset", "make_loader", "open_dataset"]
+__all__ = [
+    "BadImage",
+    "Batches",
+    "DataError",
+    "ImageDataset",
+    "cache_dataset",
+    "make_loader",
+    "open_dataset",
+    "pack_dataset",
+]
 
 FORMATS = {
     "coco": list_coco,
@@ -51,6 +64,7 @@ FORMATS = {
     "csv": list_csv,
     "parquet": list_parquet,
     "hf": list_hf,
+    "tar": list_tar,
     "folder": list_folder,
 }
 LARGEST = 8192  # pixels a side: 200 MB an image
@@ -98,8 +112,8 @@ def open_dataset(
     if opener is open_shapes:
         return open_shapes(split, 64 if size is None else size, **options)
 
-    root = Path(path).expanduser()
-    if not root.exists():
+    root: Any = path if name == "tar" and is_remote(path) else Path(path).expanduser()
+    if isinstance(root, Path) and not root.exists():
         raise DataError(f"{root}: no such file or folder")
     listing = opener(root, split, **options)
     size = 448 if size is None else size

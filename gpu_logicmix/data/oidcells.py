@@ -30,7 +30,7 @@ def read_cells(file: Path, column: dict[str, int], machine: bool) -> Cells:
 def _header(file: Path) -> list[str]:
     try:
         with open_regular(file) as raw:
-            header = raw.readline().decode("utf-8-sig").strip().split(",")
+            header = next(csv.reader([raw.readline().decode("utf-8-sig")]), [])
     except (OSError, UnicodeDecodeError):
         read_text(file)  # says what is wrong
         raise

@@ -1,0 +1,159 @@
+"""Labels of the size of OpenImages: how long it takes to open, hide, count and look them up, and in how much memory.
+
+    python bench/labels.py                          # 9,011,219 images, 9,605 classes, 60 million labels: some minutes
+    python bench/labels.py --share 0.01             # a hundredth of the images
+
+Makes a label file in OpenImages' form, without images: ids as theirs, classes with a long tail (Zipf), about a third
+of the labels present. It is opened by one process (which reads all of it and keeps an index) and again by another one,
+which measures. Contradicting and repeated rows are as frequent as chance makes them. Seconds are of one run on a
+machine that may be busy with other things; CPU seconds are given beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measure import RESULTS, environment
+
+IMAGES, CLASSES, LABELS = 9_011_219, 9_605, 60_000_000
+HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
+
+
+def make_labels(folder: Path, share: float, seed: int = 0) -> dict[str, int]:
+    """A folder as OpenImages' V6 comes, but for the images."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    rng = np.random.default_rng(seed)
+    images = max(10, round(IMAGES * share))
+    ids = np.unique(rng.integers(0, 2**63, images, dtype=np.uint64) * np.uint64(2))
+    mids = [f"/m/0{number:05x}" for number in range(CLASSES)]
+    (folder / "oidv6-classes-trainable.txt").write_text("\n".join(mids) + "\n")
+    weight = 1 / np.arange(1, CLASSES + 1) ** 0.8
+    edges = np.cumsum(weight / weight.sum())
+    names = pa.array(mids)
+    schema = pa.schema([(name, pa.string()) for name in ("ImageID", "Source", "LabelName", "Confidence")])
+    rows = 0
+    file = folder / "oidv6-train-annotations-human-imagelabels.csv"
+    with csv.CSVWriter(file, schema, write_options=csv.WriteOptions(quoting_style="none")) as writer:
+        for start in range(0, len(ids), 200_000):
+            block = ids[start : start + 200_000]
+            each = np.repeat(block, rng.poisson(LABELS / IMAGES, len(block)))
+            digits = each.astype(">u8").view(np.uint8).reshape(-1, 8)
+            text = np.stack((HEX[digits >> 4], HEX[digits & 15]), 2).reshape(-1, 16)
+            texts = (
+                pa.array(np.ascontiguousarray(text).view("S16")[:, 0], pa.binary(16))
+                .cast(pa.binary())
+                .cast(pa.string())
+            )
+            classes = names.take(pa.array(np.minimum(np.searchsorted(edges, rng.random(len(each))), CLASSES - 1)))
+            confidence = pa.array(["0", "1"]).take(pa.array((rng.random(len(each)) < 0.35).astype(np.int8)))
+            source = pa.array(["verification"]).take(pa.array(np.zeros(len(each), dtype=np.int8)))
+            writer.write_table(pa.table([texts, source, classes, confidence], schema=schema))
+            rows += len(each)
+    return {"images": len(ids), "classes": CLASSES, "rows": rows, "bytes": file.stat().st_size}
+
+
+def timed(function: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    out = function()
+    return out, {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+
+
+def resident() -> float:
+    """GB in use now."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1e6
+    return float("nan")
+
+
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """In a process of its own: open, look up, hide, count, fingerprint."""
+    import torch
+
+    from gpu_logicmix import hide_labels, label_counts, open_dataset
+
+    torch.set_num_threads(1)
+    before = resident()
+    dataset, opened = timed(
+        lambda: open_dataset(f"openimages:{folder}", "train", 224, labels="sparse", on_bad_image="skip")
+    )
+    out: dict[str, Any] = {"open": opened, "images": len(dataset), "known": dataset.labels.known}
+    out["GB"] = {"before": before, "open": resident(), "peak_open": peak()}
+    rng = np.random.default_rng(0)
+    batches = [rng.integers(0, len(dataset), 256) for _ in range(50)]
+    times = []
+    for rows in batches:
+        times.append(timed(lambda rows=rows: dataset.labels_of(rows))[1]["seconds"])
+    out["labels_of 256"] = {"seconds": float(np.median(times))}
+    table = dataset.labels.table()
+    times = [timed(lambda rows=rows: table(torch.from_numpy(rows)))[1]["seconds"] for rows in batches]
+    out["table 256"] = {"seconds": float(np.median(times))}
+    table = None
+    for name, protocol, known in (("uniform", "uniform", 0.3), ("single-positive", "single-positive", None)):
+        hidden, out[f"hide {name}"] = timed(lambda p=protocol, k=known: hide_labels(dataset.labels, k, 1, p))
+        out[f"hide {name}"]["known"] = hidden.known
+        del hidden
+    _, out["counts per category and image"] = timed(lambda: [label_counts(dataset.labels, dim) for dim in (None, 0, 1)])
+    _, out["fingerprint"] = timed(dataset.fingerprint)
+    _, out["take a tenth"] = timed(lambda: dataset.take(np.arange(0, len(dataset), 10)))
+    out["GB"]["peak"] = peak()
+    return out
+
+
+def child(mode: str, folder: Path, index: Path) -> dict[str, Any]:
+    environ = {**os.environ, "GPU_LOGICMIX_INDEX": str(index)}
+    command = [sys.executable, __file__, "--child", mode, "--folder", str(folder)]
+    return json.loads(subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--share", type=float, default=1.0, help="of OpenImages' images")
+    parser.add_argument("--folder", type=Path, help="where the label file is, or is made; a temporary one unless given")
+    parser.add_argument("--child", choices=("first", "again"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        if options.child == "first":
+            from gpu_logicmix import open_dataset
+
+            open_ = lambda: open_dataset(f"openimages:{options.folder}", labels="sparse", on_bad_image="skip")  # noqa: E731
+            print(json.dumps({"open": timed(open_)[1], "peak_GB": peak()}))
+        else:
+            print(json.dumps(measure(options.folder)))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary) / "oid"
+        folder.mkdir(parents=True, exist_ok=True)
+        made = make_labels(folder, options.share)
+        (folder / "train").mkdir(exist_ok=True)
+        index = Path(temporary) / "index"
+        report = {"command": f"python bench/labels.py --share {options.share:g}", "made": made}
+        report["first"] = child("first", folder, index)
+        report["again"] = child("again", folder, index)
+    import torch
+
+    report["environment"] = environment(torch.device("cpu"), ("torch", "numpy", "pyarrow"))
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "labels.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""Shards: the same images and labels as the files they were packed from, on disk and over a network."""
+
+import http.server
+import io
+import json
+import pickle
+import random
+import re
+import tarfile
+import threading
+
+import numpy as np
+import pytest
+import torch
+from trees import dataset_of, photo
+
+from gpu_logicmix.data import BadImage, DataError, make_loader, open_dataset, pack, pack_dataset, remote, shards
+from gpu_logicmix.data.sparse import SparseLabels
+
+
+@pytest.fixture(autouse=True)
+def index(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPU_LOGICMIX_INDEX", str(tmp_path / "index"))
+
+
+@pytest.fixture
+def packed(tmp_path):
+    """A dataset in files, and the folder of its shards."""
+    (tmp_path / "files").mkdir()
+    dataset = dataset_of(tmp_path / "files", count=11)
+    pack_dataset(dataset, tmp_path / "shards", per_shard=4)
+    return dataset, tmp_path / "shards"
+
+
+@pytest.fixture
+def server(tmp_path):
+    """The folder over HTTP with ranges; `server.failures` requests fail first."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self):
+            self.answer(body=False)
+
+        def do_GET(self):
+            self.answer(body=True)
+
+        def answer(self, body):
+            if self.server.failures > 0:
+                self.server.failures -= 1
+                self.close_connection = True
+                self.connection.close()  # in the middle of it
+                return
+            path = tmp_path / self.path.lstrip("/")
+            if not path.is_file():
+                self.send_error(404)
+                return
+            data = path.read_bytes()
+            found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            status, part = 200, data
+            if found:
+                start, end = int(found[1]), int(found[2] or len(data) - 1)
+                status, part = 206, data[start : end + 1]
+                self.server.ranges += 1
+            self.send_response(status)
+            self.send_header("Accept-Ranges", "bytes")
+            self.send_header("Content-Length", str(len(part)))
+            if found:
+                self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(data)}")
+            self.end_headers()
+            if body:
+                self.wfile.write(part)
+
+        def log_message(self, *_):
+            pass
+
+    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.failures = httpd.ranges = 0
+    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+    thread.start()
+    yield httpd
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def same(ours, theirs):
+    assert ours.ids == list(theirs.ids)
+    assert ours.categories == theirs.categories
+    labels = ours.labels.dense() if isinstance(ours.labels, SparseLabels) else ours.labels
+    assert np.array_equal(labels, theirs.labels)
+    rows = [3, 0, 10, 7, 7]
+    for a, b in zip(ours[rows], theirs[rows], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_shards_are_the_files(packed):
+    dataset, home = packed
+    assert sorted(p.name for p in home.glob("*.tar")) == [f"train-0000{i}.tar" for i in range(3)]
+    found = open_dataset(f"tar:{home}", "train", 16)
+    same(found, dataset)
+    for workers in (0, 1):
+        ours, theirs = (make_loader(d, 4, shuffle=True, seed=3, workers=workers) for d in (found, dataset))
+        for a, b in zip(ours, theirs, strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    same(pickle.loads(pickle.dumps(found)), dataset)
+    fingerprints = found.fingerprint(), dataset.fingerprint()
+    for part in ("categories", "images", "labels"):
+        assert fingerprints[0][part] == fingerprints[1][part]
+    assert open_dataset(f"tar:{home}", "train", 16).fingerprint() == fingerprints[0]
+    with tarfile.open(home / "train-00000.tar") as shard:  # WebDataset's form
+        assert shard.getnames()[:3] == ["00000000.png", "00000000.json", "00000001.png"]
+
+
+def test_packing_goes_on_and_gives_the_same_bytes(packed, tmp_path, monkeypatch):
+    dataset, home = packed
+    whole = {p.name: p.read_bytes() for p in home.glob("*.tar")}
+    (home / "train-00001.tar").unlink()
+    (home / "train.json").unlink()
+    written = []
+    write = pack._write_shard
+    monkeypatch.setattr(pack, "_write_shard", lambda d, path, *a: written.append(path.name) or write(d, path, *a))
+    pack_dataset(dataset, home, per_shard=4)
+    assert written == ["train-00001.tar"]
+    assert {p.name: p.read_bytes() for p in home.glob("*.tar")} == whole
+    dataset.labels = np.zeros_like(dataset.labels)  # another dataset: all of it again
+    pack_dataset(dataset, home, per_shard=4)
+    assert len(written) == 4
+    same(open_dataset(f"tar:{home}", "train", 16), dataset)
+
+
+def test_resized_drawn_and_bad_images(tmp_path):
+    (tmp_path / "files").mkdir()
+    dataset = dataset_of(tmp_path / "files", bad=(2,))
+    with pytest.raises(BadImage, match=r"2\.png"):
+        pack_dataset(dataset, tmp_path / "a")
+    dataset.on_bad_image = "skip"
+    pack_dataset(dataset, tmp_path / "a", resize=8)
+    found = open_dataset(f"tar:{tmp_path / 'a'}", "train", 8)
+    assert len(found) == 9
+    assert "2.png" not in found.ids
+    small = dataset_of(tmp_path / "files", size=8)
+    difference = found[[0]][0].float() - small[[0]][0].float()
+    assert difference.abs().mean() < 8  # JPEG
+    shapes = open_dataset("shapes", size=16, count=5)
+    pack_dataset(shapes, tmp_path / "b")
+    assert torch.equal(open_dataset(f"tar:{tmp_path / 'b'}", "train", 16)[[4, 1]][0], shapes[[4, 1]][0])
+
+
+def test_over_http(packed, server, tmp_path, monkeypatch):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(remote, "WAIT", 0.01)
+    dataset, _ = packed
+    spec = f"tar:http://127.0.0.1:{server.server_address[1]}/shards"
+    found = open_dataset(spec, "train", 16)
+    same(found, dataset)
+    before = server.ranges
+    found[[1, 2]]
+    assert server.ranges == before + 2  # an image is one range
+    server.failures = 3  # a lost connection is tried again
+    same(found, dataset)
+    server.failures = 10**9
+    with pytest.raises(DataError, match=r"train-00000.tar: cannot be read, tried 5 times"):
+        found[[1]]
+    server.failures = 0
+    with pytest.raises(DataError, match=r"none/train.json: no such file"):
+        open_dataset(spec.replace("shards", "none"), "train", 16)
+    monkeypatch.setattr(shards, "_read_shard", lambda path: pytest.fail("indexed again"))
+    same(open_dataset(spec, "train", 16), dataset)
+
+
+def write_shard(path, members):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as shard:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            shard.addfile(member, io.BytesIO(content))
+
+
+def jpeg(seed=0):
+    out = io.BytesIO()
+    photo(20, 16, seed).save(out, "JPEG")
+    return out.getvalue()
+
+
+def test_shards_of_others(tmp_path):
+    """Without a list of shards, with names of categories, in either form."""
+    notes = [{"labels": ["dog", "cat"]}, {"present": ["cow"], "absent": ["cat"]}, {"present": [], "unknown": ["cat"]}]
+    members = [
+        (f"./{i}.{end}", c)
+        for i, n in enumerate(notes)
+        for end, c in (("jpg", jpeg(i)), ("json", json.dumps(n).encode()))
+    ]
+    write_shard(tmp_path / "s" / "train" / "x.tar", [*members, ("readme.txt", b"hello")])
+    dataset = open_dataset(f"tar:{tmp_path / 's'}", "train", 16)
+    assert dataset.categories == ["cat", "cow", "dog"]
+    assert dataset.labels.tolist() == [[1, 0, 1], [0, 1, -1], [-1, 0, 0]]
+    assert open_dataset(f"tar:{tmp_path / 's'}", "train", 16, others="unknown").labels[0].tolist() == [1, -1, 1]
+    assert dataset[[0, 2]][0].shape == (2, 3, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("members", "match"),
+    [
+        ([("a.jpg", b"x")], "image 'a' has no a.json"),
+        ([("a.jpg", b"x"), ("a.json", b"{")], "a.json: invalid JSON"),
+        ([("a.jpg", b"x"), ("a.json", b"[" * 100_000)], "a.json: invalid JSON"),
+        ([("a.jpg", b"x"), ("a.json", b"[]")], "must have 'labels'"),
+        ([("a.jpg", b"x"), ("a.json", b'{"labels": "cat"}')], "'labels' must be a list"),
+        ([("a.jpg", b"x"), ("a.json", b'{"labels": [true]}')], "'labels' must be a list"),
+        ([("a.jpg", b"x"), ("a.png", b"x"), ("a.json", b'{"labels": []}')], "two images are called 'a'"),
+        ([("a.jpg", b"x"), ("a.json", b'{"labels": [5]}')], "names no category at all"),
+        ([("a.txt", b"x")], "no images in the shards"),
+    ],
+)
+def test_bad_shards_are_one_line(tmp_path, members, match):
+    write_shard(tmp_path / "s" / "train-0.tar", members)
+    with pytest.raises(DataError, match=match) as caught:
+        open_dataset(f"tar:{tmp_path / 's'}", "train", 16)
+    assert "\n" not in str(caught.value)
+
+
+def test_changed_and_damaged_shards(packed):
+    _, home = packed
+    found = open_dataset(f"tar:{home}", "train", 16)
+    file = home / "train-00001.tar"
+    place = int(found.source.places[5, 1])
+    data = bytearray(file.read_bytes())
+    data[place + 3] ^= 1
+    with open(file, "r+b") as out:  # in place, under the reader
+        out.write(data)
+    with pytest.raises(BadImage, match="not the image that was there when the index was made"):
+        found[[5]]
+    file.unlink()
+    with pytest.raises(DataError, match=r"train-00001.tar: no such file, but it is in the list of shards"):
+        open_dataset(f"tar:{home}", "train", 16)
+    for text in (
+        "{",
+        "[]",
+        '{"shards": 5}',
+        '{"shards": ["../x.tar"], "categories": []}',
+        '{"shards": [], "categories": []}',
+    ):
+        (home / "train.json").write_text(text)
+        with pytest.raises(DataError, match=r"train.json: must be"):
+            open_dataset(f"tar:{home}", "train", 16)
+    with pytest.raises(DataError, match=r"no val.json, val-\*.tar"):
+        open_dataset(f"tar:{home}", "val", 16)
+
+
+def test_damaged_tars_end_in_one_line(packed):
+    _, home = packed
+    file, rng = home / "train-00000.tar", random.Random(0)
+    whole = file.read_bytes()
+    outcomes = {"opened": 0, "refused": 0}
+    for _ in range(200):
+        data = bytearray(whole[: rng.randrange(1, len(whole))] if rng.random() < 0.3 else whole)
+        for _ in range(rng.randint(1, 4)):
+            data[rng.randrange(min(len(data), 3000))] = rng.randrange(256)
+        file.write_bytes(data)
+        try:
+            dataset = open_dataset(f"tar:{home}", "train", 16, on_bad_image="skip")
+            dataset[list(range(len(dataset)))]
+            outcomes["opened"] += 1
+        except DataError as error:
+            outcomes["refused"] += "\n" not in str(error)
+    assert sum(outcomes.values()) == 200
+    assert outcomes["refused"] > 50
