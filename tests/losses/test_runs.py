@@ -1,0 +1,147 @@
+"""Whole runs with the losses of the field, BoostLU, SR and PU-MLC: trained, stopped and resumed, in two processes."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from launch import ranks
+from rich.console import Console
+
+from gpu_logicmix import CurriculumLabels
+from gpu_logicmix.study.plan import read_study
+from gpu_logicmix.train import loop
+from gpu_logicmix.train.checkpoint import read_checkpoint
+from gpu_logicmix.train.config import make_config
+from gpu_logicmix.train.signals import Interrupted
+
+STUDIES = Path(__file__).resolve().parents[2] / "studies"
+LL = {"loss_option": ["delta=20"]}
+METHODS = {
+    "ll-r": {"loss": "ll-r", **LL},
+    "ll-ct": {"loss": "ll-ct", "loss_option": ["delta=20", "per_group=true", "base=asl"]},
+    "ll-cp": {"loss": "ll-cp", **LL},
+    "splc": {"loss": "splc"},
+    "hill": {"loss": "hill"},
+    "csl": {"loss": "csl", "loss_option": ["prior=known", "threshold=0.1"]},
+    "pu-mlc": {"loss": "pu-mlc"},
+    "boostlu": {"loss": "ll-r", "head": "boostlu", **LL},
+    "sr": {"loss": "bce", "head": "sr"},
+    "pu-mlc head": {"loss": "pu-mlc", "head": "pu-mlc", "head_option": ["local_global=true"]},
+}
+
+
+def config(name, **given):
+    """A run that takes seconds, with LogicMix and pseudo-labels."""
+    small = {"option": ["count=40"], "size": 32, "known": 0.5, "model": "test_resnet", "weights": "none", "epochs": 3}
+    small |= {"batch_size": 8, "accumulate": 2, "cft": False, "workers": 0, "threads": 1, "log_every": 1}
+    small |= {"head": "linear", "theta_pos": 0.2, "theta_neg": -0.2, "cl": name not in ("ll-cp", "sr")}
+    return make_config(small | METHODS[name] | given)
+
+
+def same(a, b) -> bool:
+    """Of nested dicts, lists and tensors: bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def marks(checkpoint) -> torch.Tensor:
+    """Where the table of a checkpoint has labels that are not known ones."""
+    table = checkpoint["curriculum"]
+    return (table["known"] == -1) & (table["table"] != -1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_stopped_in_an_epoch_and_resumed_is_bit_equal(name, tmp_path, monkeypatch):
+    quiet = Console(quiet=True)
+    end = loop.fit(config(name), tmp_path / "whole", console=quiet)
+    assert 0 < end["mAP"] <= 1
+    calls, seed_step = [], loop.seed_step
+
+    def stop_in_step_8(*arguments):
+        calls.append(1)
+        if len(calls) == 8:  # in the second epoch, when labels are already treated
+            os.kill(os.getpid(), signal.SIGTERM)
+        return seed_step(*arguments)
+
+    monkeypatch.setattr(loop, "seed_step", stop_in_step_8)
+    with pytest.raises(Interrupted):
+        loop.fit(config(name), tmp_path / "resumed", console=quiet)
+    stopped = read_checkpoint(tmp_path / "resumed" / "last.pt")
+    assert 5 < stopped["step"] < 15
+    if name == "ll-cp":
+        assert marks(stopped).any()  # there is something to lose
+    loop.fit(config(name), tmp_path / "resumed", resume="must", console=quiet)
+    whole, resumed = (read_checkpoint(tmp_path / each / "last.pt") for each in ("whole", "resumed"))
+    for key in ("model", "ema", "optimizer", "scheduler", "curriculum", "step"):
+        assert same(whole[key], resumed[key]), key
+
+
+PLAIN = """
+    fit shapes -o count=40 --size 32 --known 0.5 --model test_vit --weights none --mix none --no-flip --no-randaugment
+    --epochs 3 --no-cft --no-cl --log-every 5 --workers 0 --threads 1 --accumulate 1 --head linear
+"""
+EXACT = {  # whose loss is a sum over labels, each for itself
+    "splc": ["--loss", "splc"],
+    "hill": ["--loss", "hill"],
+    "csl": ["--loss", "csl", "--loss-option", "mode=negative"],
+    "boostlu": ["--loss", "bce", "--head", "boostlu"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT)
+def test_two_processes_and_accumulation_are_one_batch(name, tmp_path):
+    """Without chance in the input, and without batch norm, which would see another batch in each process."""
+    arguments = [*PLAIN.split(), *EXACT[name]]
+    one = ranks(tmp_path, 1, *arguments, "--batch-size", 8, "--out", tmp_path / "one")
+    two = ranks(tmp_path, 2, *arguments, "--batch-size", 4, "--out", tmp_path / "two")
+    parts = ranks(tmp_path, 1, *arguments, "--batch-size", 4, "--accumulate", 2, "--out", tmp_path / "parts")
+    for command in (*one, *two, *parts):
+        assert command.process.exitcode == 0, command.text
+    first, *others = (read_checkpoint(tmp_path / each / "last.pt")["model"] for each in ("one", "two", "parts"))
+    for other in others:
+        for key, value in first.items():
+            torch.testing.assert_close(other[key], value, atol=1e-5, rtol=1e-4, msg=key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ll-cp", "sr", "pu-mlc head"])
+def test_two_processes_train(name, tmp_path):
+    """Those that select, or take means, over one forward pass: another split of a batch is another result."""
+    given = METHODS[name]
+    arguments = [*PLAIN.split(), "--loss", given["loss"], "--batch-size", 4, "--out", tmp_path / "two"]
+    arguments += ["--head", given.get("head", "linear")]
+    for option in given.get("loss_option", ()):
+        arguments += ["--loss-option", option]
+    for command in ranks(tmp_path, 2, *arguments):
+        assert command.process.exitcode == 0, command.text
+    checkpoint = read_checkpoint(tmp_path / "two" / "last.pt")
+    assert checkpoint["step"] == 15
+    if name == "ll-cp":
+        table = checkpoint["curriculum"]
+        again = CurriculumLabels(table["known"])
+        again.load_state_dict(table)
+        rows = marks(checkpoint).any(1).nonzero()[:, 0]
+        assert len(rows) > 10  # of either process: each has had half of the samples in an epoch
+        assert torch.equal(again.lookup(rows) == 1, (table["known"][rows] == 1) | marks(checkpoint)[rows])
+
+
+@pytest.mark.slow
+def test_val_loss_does_not_write_labels(tmp_path):
+    """Nor does a batch that could not be read."""
+    loop.fit(config("ll-cp", epochs=1), tmp_path / "run", console=Console(quiet=True))
+    assert not marks(read_checkpoint(tmp_path / "run" / "last.pt")).any()  # nothing is treated in the first epoch
+
+
+def test_the_study_of_methods_can_be_read():
+    planned = read_study(STUDIES / "methods.toml")
+    assert len({plan.folder for plan in planned}) == 44
+    assert {plan.config.loss for plan in planned} >= {"ll-r", "ll-ct", "ll-cp", "splc", "hill", "csl", "pu-mlc"}
