@@ -14,9 +14,11 @@ from gpu_logicmix.curriculum import CurriculumLabels
 from gpu_logicmix.data import ImageDataset, make_loader
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.losses.base import LOSSES, Loss
+from gpu_logicmix.methods.base import Head
 from gpu_logicmix.models.classifier import Classifier, build_model
 from gpu_logicmix.train.config import Config
 from gpu_logicmix.train.distributed import World
+from gpu_logicmix.train.inputs import matrix_of
 
 
 def make_model(config: Config, categories: int, weights: str | Path | None = None) -> Classifier:
@@ -53,13 +55,14 @@ def make_table(
     if not config.cl and not writers:
         return None
     simulated = config.known is not None or config.protocol == "single-positive"
+    what = "curriculum labeling" if config.cl else f"loss {config.loss} or head {config.head}"
     table = CurriculumLabels(
-        train_set.labels,
+        matrix_of(train_set.labels, f"{what} (--no-cl trains without it)"),
         config.theta_pos,
         config.theta_neg,
         select=config.cl_select,
         fraction=config.cl_fraction,
-        full=full if simulated else None,
+        full=matrix_of(full, what) if simulated else None,
     )
     table = table.to(device)
     for method in writers:
@@ -96,13 +99,15 @@ def make_scheduler(
 
 def prepare_methods(config: Config, model: Classifier, loss: Loss, train_set: ImageDataset) -> None:
     """Let loss and head see the known labels before the first step: priors, graphs."""
-    loss.prepare(train_set.labels, train_set.categories)
+    if type(loss).prepare is not Loss.prepare:
+        loss.prepare(matrix_of(train_set.labels, f"loss {config.loss}"), train_set.categories)
     vectors = None
     if config.word_vectors is not None and model.head.uses_word_vectors:
         from gpu_logicmix.models.word_vectors import read_word_vectors
 
         vectors = read_word_vectors(config.word_vectors, train_set.categories)
-    model.head.prepare(train_set.labels, train_set.categories, vectors)
+    if type(model.head).prepare is not Head.prepare:
+        model.head.prepare(matrix_of(train_set.labels, f"head {config.head}"), train_set.categories, vectors)
     model.messages += getattr(model.head, "messages", [])
 
 

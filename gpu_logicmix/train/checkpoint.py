@@ -291,7 +291,7 @@ def write_predictions(path: Path, logits: Tensor, rows: np.ndarray, dataset: Ima
         np.savez_compressed(
             file,
             logits=logits[rows].numpy(),
-            targets=dataset.labels[rows],
+            targets=dataset.labels_of(rows),
             index=rows,
             ids=np.array([str(dataset.ids[row]) for row in rows]),
             categories=np.array(dataset.categories),

@@ -19,11 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import numpy as np
-
 from gpu_logicmix.augment import AUGMENTS, MIXES
 from gpu_logicmix.curriculum import SELECTIONS
-from gpu_logicmix.labels import PROTOCOLS, hide_labels
+from gpu_logicmix.labels import PROTOCOLS
+from gpu_logicmix.labels import hide_labels as matrix_hide_labels
 from gpu_logicmix.losses.base import LOSSES
 from gpu_logicmix.methods.base import HEADS
 
@@ -378,13 +377,14 @@ def check_known(known: float, protocol: str) -> None:
         raise ValueError(f"known={known:g}: must be above 0 and at most 1")
 
 
-def hide(labels: np.ndarray, known: float | None, protocol: str, seed: int) -> tuple[np.ndarray, str]:
-    """The labels that are left, and a few words about it."""
+def hide(labels: Any, known: float | None, protocol: str, seed: int) -> tuple[Any, str]:
+    """The labels that are left, and a few words about it. Labels are a matrix or `data.sparse.SparseLabels`."""
+    hide_labels = labels.hide if hasattr(labels, "hide") else partial(matrix_hide_labels, labels)
     if protocol == "single-positive":
-        return hide_labels(labels, seed=seed, protocol=protocol), "one positive label a sample"
+        return hide_labels(None, seed=seed, protocol=protocol), "one positive label per image"
     if known is None:
         return labels, "labels as they are"
     check_known(known, protocol)
     if protocol == "per-class":
-        return hide_labels(labels, int(known), seed, protocol), f"{known:g} labels of each kind a class (per-class)"
-    return hide_labels(labels, known, seed, protocol), f"{known:.0%} of labels known ({protocol})"
+        return hide_labels(int(known), seed, protocol), f"{known:g} labels of each kind per class (per-class)"
+    return hide_labels(known, seed, protocol), f"{known:.0%} of labels known ({protocol})"

@@ -61,7 +61,7 @@ def fine_tune(
         head = model.classifier
         with progress_bar(config.cft_epochs, "fine-tuning", unit="epochs", console=console) as bar:
             weight, bias, record = _tuned(
-                config, features[rows], train.labels[rows], head, (val_features, val, val_rows)
+                config, features[rows], train.labels_of(rows), head, (val_features, val, val_rows)
             )
         model.set_classifier(weight, bias)
         write_model(folder / "cft.safetensors", model, categories)
@@ -83,7 +83,7 @@ def _tuned(config: Config, features: Tensor, labels: Any, head: torch.nn.Linear,
         epochs=config.cft_epochs,
         lr=config.cft_lr,
         seed=config.seed,
-        evaluation=(val_features[val_rows], val.labels[val_rows]),
+        evaluation=(val_features[val_rows], val.labels_of(val_rows)),
     )
 
 

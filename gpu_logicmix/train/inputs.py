@@ -8,7 +8,12 @@ import numpy as np
 import torch
 
 from gpu_logicmix.data import DataError, ImageDataset, cache_dataset, open_dataset
+from gpu_logicmix.data.sparse import SparseLabels
+from gpu_logicmix.errors import RunError
+from gpu_logicmix.labels import LabelCounts, label_counts
 from gpu_logicmix.train.config import Config, dataset_options, hide
+
+MATRIX_LIMIT = 2 * 10**9  # labels, of a byte each
 
 
 def open_labeled(config: Config, spec: str, split: str) -> ImageDataset:
@@ -47,7 +52,24 @@ def _rows(config: Config, count: int) -> Rows:
     )
 
 
-def open_train(config: Config) -> tuple[ImageDataset, np.ndarray]:
+def label_counts_of(dataset: ImageDataset, dim: int | None = None) -> LabelCounts:
+    """`label_counts`, however the labels are stored."""
+    labels = dataset.labels
+    return labels.counts(dim) if isinstance(labels, SparseLabels) else label_counts(labels, dim)
+
+
+def matrix_of(labels: np.ndarray | SparseLabels, what: str) -> np.ndarray:
+    """Labels as a matrix, for what needs one: if it fits."""
+    if not isinstance(labels, SparseLabels):
+        return labels
+    if labels.size > MATRIX_LIMIT:
+        raise RunError(
+            f"{what} needs all labels as a matrix, which {len(labels):,} x {labels.shape[1]:,} is too large for"
+        )
+    return labels.dense()
+
+
+def open_train(config: Config) -> tuple[ImageDataset, np.ndarray | SparseLabels]:
     """The training images with the labels that are known, and all their labels. Which labels are hidden does not depend
     on how many images are used."""
     dataset = open_labeled(config, config.data, "train")
@@ -55,8 +77,8 @@ def open_train(config: Config) -> tuple[ImageDataset, np.ndarray]:
     dataset.labels, _ = hide(full, config.known, config.protocol, config.seed)
     rows = _rows(config, len(dataset)).train
     if len(rows) < len(dataset):
-        dataset, full = dataset.take(rows), full[rows]
-    if not (dataset.labels == 1).any():
+        dataset, full = dataset.take(rows), full.take(rows) if isinstance(full, SparseLabels) else full[rows]
+    if not label_counts_of(dataset).positive:
         raise DataError(
             f"{config.data}: of the labels of {len(dataset):,} images none is known to be present, there is nothing to "
             "learn from; a larger --known or more images may help"

@@ -265,7 +265,7 @@ class Training:
         """For the log. What they come from is kept, in case these are the weights that will be."""
         self.latest = self.closed + 1, *evaluate_on(self, self.shown, self.val_set, tick)
         _, metrics, logits, rows = self.latest
-        loss = make_loss(self.config)(logits[rows], torch.from_numpy(self.val_set.labels)[rows])
+        loss = make_loss(self.config)(logits[rows], torch.from_numpy(self.val_set.labels_of(rows)))
         scores = {"val_loss": loss.item(), **metrics.as_dict()}
         if self.tune_set is not None:
             scores["tune_mAP"] = evaluate_on(self, self.shown, self.tune_set, tick)[0].mAP

@@ -121,7 +121,7 @@ def evaluate_on(
             f"the model gives non-finite logits (epoch {run.closed + 1}); the last checkpoint in {run.folder} is from "
             "before. A smaller --lr or --amp off may help"
         )
-    return evaluate(logits[rows], torch.from_numpy(dataset.labels)[rows]), logits, rows
+    return evaluate(logits[rows], torch.from_numpy(dataset.labels_of(rows))), logits, rows
 
 
 # ------------------------------------------------------------------------------------------------------- a finished run
@@ -191,7 +191,7 @@ def evaluate_run(
         model = model.to(world.device, memory_format=torch.channels_last)
         with progress_bar(len(dataset), console=console) as tick:
             logits, rows = predict_rows(model, dataset, config, world, lambda images: tick(images * world.size))
-        metrics = evaluate(logits[rows], torch.from_numpy(dataset.labels)[rows])
+        metrics = evaluate(logits[rows], torch.from_numpy(dataset.labels_of(rows)))
     return Evaluation(metrics, categories, len(rows), file)
 
 

@@ -16,7 +16,6 @@ import torch
 
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.files import open_plain, write_whole
-from gpu_logicmix.labels import label_counts
 from gpu_logicmix.machine import machine, version_line, versions
 from gpu_logicmix.train import inputs
 from gpu_logicmix.train.checkpoint import or_say
@@ -105,7 +104,7 @@ def no_nan(value: Any) -> Any:
 
 # --------------------------------------------------------------------------------- lines of a run (a `loop.Training`)
 def log_start(run: Any, log: Log, command: str) -> None:
-    counts = label_counts(run.train_set.labels)
+    counts = inputs.label_counts_of(run.train_set)
     count, device = len(run.train_set), run.world.device
     known = float(1 - counts.unknown / run.train_set.labels.size)
     log.write(
@@ -116,7 +115,7 @@ def log_start(run: Any, log: Log, command: str) -> None:
         categories=run.train_set.categories,
         known=known,
         positives=float(counts.positive / count),
-        category_positives=label_counts(run.train_set.labels, 0).positive.tolist(),
+        category_positives=inputs.label_counts_of(run.train_set, 0).positive.tolist(),
         parameters=sum(p.numel() for p in run.model.parameters()),
         trained_parameters=sum(p.numel() for p in run.params),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

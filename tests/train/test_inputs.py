@@ -196,3 +196,34 @@ def test_alone():
         assert torch.equal(world.sum_(torch.ones(2)), torch.ones(2))
     torch.set_num_threads(threads)
     assert np.array_equal(world.maximum(0), 0)
+
+
+# -------------------------------------------------------------------------------------------------------- sparse labels
+def test_a_run_on_sparse_labels_is_the_run_on_a_matrix(tmp_path, monkeypatch):
+    """Counts, masks, batches, curriculum, fine-tuning: the same weights, bit for bit."""
+    from rich.console import Console
+    from safetensors.torch import load_file
+
+    from gpu_logicmix.data.sparse import SparseLabels
+    from gpu_logicmix.train import inputs
+    from gpu_logicmix.train.loop import fit
+
+    options = {"model": "test_resnet", "weights": "none", "head": "linear", "epochs": 2, "accumulate": 1, "threads": 1}
+    settings = config(**options, cft_epochs=3, images=40, theta_pos=0.1, theta_neg=-0.1)
+    fit(settings, tmp_path / "matrix", console=Console(quiet=True))
+    opened = inputs.open_dataset
+
+    def sparse(*arguments, **options):
+        dataset = opened(*arguments, **options)
+        dataset.labels = SparseLabels.of_dense(dataset.labels)
+        return dataset
+
+    monkeypatch.setattr(inputs, "open_dataset", sparse)
+    assert isinstance(open_train(settings)[0].labels, SparseLabels)
+    fit(settings, tmp_path / "sparse", console=Console(quiet=True))
+    for name in ("model", "cft"):
+        one, two = (load_file(tmp_path / kind / f"{name}.safetensors") for kind in ("matrix", "sparse"))
+        assert all(torch.equal(one[key], two[key]) for key in one)
+    monkeypatch.setattr(inputs, "MATRIX_LIMIT", 10)
+    with pytest.raises(RunError, match="--no-cl"):
+        fit(settings, tmp_path / "large", console=Console(quiet=True))
