@@ -1,5 +1,7 @@
 """What happens to a batch on the device: mixes, RandAugment, flip."""
 
+from typing import Any
+
 from gpu_logicmix.augment.base import Mix
 from gpu_logicmix.augment.logicmix import GPULogicMix
 from gpu_logicmix.augment.siblings import Mixup, MixupPME, MultiLabelMixup, OrMixup
@@ -17,7 +19,7 @@ MIXES: dict[str, type[Mix] | None] = {
 AUGMENTS = ("randaugment", "kornia-randaugment", "kornia-trivialaugment", "kornia-autoaugment", "none")
 
 
-def make_mix(name: str, **options) -> Mix | None:
+def make_mix(name: str, **options: Any) -> Mix | None:
     """A mix by its name in `MIXES`; None for "none"."""
     if name not in MIXES:
         raise ValueError(f"mix={name!r}: the mixes are {', '.join(MIXES)}")

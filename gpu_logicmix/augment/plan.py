@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+Device = torch.device | str | None
+
 
 class MixPlan(NamedTuple):
     """Who is mixed with whom: sample i with `index[i, :size[i]]`, of which the first is sample i itself.
@@ -31,7 +33,9 @@ def still_plan(batch_size: int, k: int, device: torch.device | str | None = None
     return MixPlan(index, size, size > 1)
 
 
-def draw_groups(batch_size: int, k: int, pool: int | Tensor, device=None, generator=None) -> Tensor:
+def draw_groups(
+    batch_size: int, k: int, pool: int | Tensor, device: Device = None, generator: torch.Generator | None = None
+) -> Tensor:
     """[B, k]: i itself, then k - 1 others out of `pool` samples: distinct, all orders equally likely, O(B * k) memory.
 
     Each place draws its rank among the samples not yet taken (a Lehmer code); decoding the code from the right turns
@@ -48,7 +52,9 @@ def draw_groups(batch_size: int, k: int, pool: int | Tensor, device=None, genera
     return index
 
 
-def draw_with_replacement(batch_size: int, k: int, pool: int | Tensor, device=None, generator=None) -> Tensor:
+def draw_with_replacement(
+    batch_size: int, k: int, pool: int | Tensor, device: Device = None, generator: torch.Generator | None = None
+) -> Tensor:
     """[B, k]: i itself, then k - 1 of the `pool` samples, each drawn from all of them, i itself included."""
     index = torch.arange(batch_size, device=device)[:, None]
     return torch.cat([index, _random_bits(batch_size, k - 1, device, generator) % pool], dim=1)

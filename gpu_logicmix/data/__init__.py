@@ -77,7 +77,7 @@ def open_dataset(
     *,
     on_bad_image: str = "raise",
     labels: str = "auto",
-    **options,
+    **options: Any,
 ) -> ImageDataset:
     """Open a dataset.
 

@@ -149,7 +149,7 @@ class SparseLabels:
         positive = sums[self.pointers[1:]] - sums[self.pointers[:-1]]
         return LabelCounts(positive, known - positive, width - known)
 
-    def hide(self, known, seed: int = 0, protocol: str = "uniform") -> SparseLabels:
+    def hide(self, known: float, seed: int = 0, protocol: str = "uniform") -> SparseLabels:
         """As `hide_labels` of the matrix: the same labels are hidden."""
         hide_labels(np.zeros((0, self.shape[1]), dtype=np.int8), known, seed, protocol)  # checks the arguments
         keep = np.empty(self.known, dtype=bool)

@@ -17,6 +17,7 @@ import copy
 import difflib
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import timm
 import torch
@@ -176,7 +177,7 @@ def build_model(
     image_size: int | None = None,
     freeze: int = 0,
     batch_norm: str = "train",
-    **timm_options,
+    **timm_options: Any,
 ) -> Classifier:
     """A timm model by name with a head for `num_classes` categories.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class Share(NamedTuple):
     labels: np.ndarray
 
 
-def stats_figure(shares: Sequence[Share], categories: Sequence[str], title: str):
+def stats_figure(shares: Sequence[Share], categories: Sequence[str], title: str) -> Any:
     """A matplotlib figure: labels per sample and per category, before (first share) and after (last share) mixing."""
     from matplotlib.figure import Figure  # without pyplot there is no window and no global state
 

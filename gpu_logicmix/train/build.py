@@ -111,7 +111,7 @@ def prepare_methods(config: Config, model: Classifier, loss: Loss, train_set: Im
     model.messages += getattr(model.head, "messages", [])
 
 
-def make_train_loader(config: Config, train_set: ImageDataset, world: World):
+def make_train_loader(config: Config, train_set: ImageDataset, world: World) -> Any:
     """A short last batch is dropped: it would weigh each of its samples more, and may be too short for batch norm."""
     return make_loader(
         train_set,

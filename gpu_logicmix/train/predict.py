@@ -28,13 +28,13 @@ from gpu_logicmix.train.distributed import World, joined_world
 from gpu_logicmix.train.inputs import open_labeled, open_val
 
 
-def autocast(config: Config, device: torch.device):
+def autocast(config: Config, device: torch.device) -> torch.autocast:
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
     amp = ("bf16" if device.type == "cuda" else "off") if config.amp == "auto" else config.amp
     return torch.autocast(device.type, dtype=kinds.get(amp), enabled=amp in kinds)
 
 
-def plain_loader(dataset: ImageDataset, config: Config, world: World):
+def plain_loader(dataset: ImageDataset, config: Config, world: World) -> Any:
     """All images in their order, each process its share."""
     return make_loader(dataset, config.batch_size, workers=config.workers, rank=world.rank, world=world.size)
 

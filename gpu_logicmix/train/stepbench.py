@@ -25,7 +25,7 @@ from torch import Tensor
 from gpu_logicmix.machine import machine, versions
 from gpu_logicmix.train.batch import Augment, moved
 from gpu_logicmix.train.config import Config
-from gpu_logicmix.train.distributed import joined_world
+from gpu_logicmix.train.distributed import World, joined_world
 from gpu_logicmix.train.loop import Training
 
 BARE = {"flip": False, "randaugment": False, "mix": "none"}
@@ -44,7 +44,7 @@ def step_config(**options: Any) -> Config:
     return Config(data="shapes", known=0.1, workers=0, accumulate=1, cft=False, **options)
 
 
-def open_run(config: Config, world) -> tuple[Training, tuple[Tensor, Tensor, Tensor]]:
+def open_run(config: Config, world: World) -> tuple[Training, tuple[Tensor, Tensor, Tensor]]:
     """A run that is ready to train, and a batch. Nothing is written: the folder is never used."""
     run = Training(config, Path(), world, lambda words: None)
     run.model.train()

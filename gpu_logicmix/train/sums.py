@@ -34,7 +34,7 @@ class Sums:
     def begin_update(self) -> None:
         self.counted.zero_()
 
-    def of_epoch(self, world) -> Tensor:
+    def of_epoch(self, world: Any) -> Tensor:
         """Loss and count over all processes."""
         return world.sum_(self.totals.clone())
 
