@@ -1,0 +1,93 @@
+"""The documentation does not lie: its Python runs, its commands parse, its links lead somewhere, its options exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from places import ROOT
+
+from gpu_logicmix import GPULogicMix, cli, open_dataset
+
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+# What a snippet may take as given, because the reader has it.
+SETUP = """
+import numpy as np, torch
+from torch import nn
+torch.manual_seed(0)
+"""
+
+
+def reader_has() -> dict:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 12))
+    images, targets = torch.rand(8, 3, 32, 32), torch.randint(-1, 2, (8, 12))
+    names = {"images": images, "targets": targets, "index": torch.arange(8), "logits": torch.randn(8, 12)}
+    names |= {"model": model, "ema_model": model, "mix": GPULogicMix(), "loader": [(images, targets)]}
+    names |= {"criterion": lambda logits, targets: logits.square().mean(), "device": "cpu", "epochs": 1, "epoch": 0}
+    names |= {"train_loader": [], "plain_loader": [(images, targets, torch.arange(8))], "start_epoch": 1}
+    names |= {"features": torch.randn(8, 16), "test_features": torch.randn(8, 16), "test_targets": targets}
+    names |= {"head": torch.nn.Linear(16, 12)}
+    return names | {"dataset": open_dataset("shapes", "train", 32, count=16)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_python_in_the_docs_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # An example that is included from a file has a test of its own; a path of the reader's cannot be opened here.
+    blocks = [b for b in BLOCK.findall(page.read_text(encoding="utf-8")) if "--8<--" not in b and "# your" not in b]
+    names = reader_has() if blocks else {}
+    exec(SETUP, names)
+    for number, block in enumerate(blocks):
+        code = block.replace('"cuda"', '"cpu"')
+        code = re.sub(r'"(?:coco|voc2007|vg200|csv):[^"]*"', '"shapes"', code)
+        exec(compile(code, f"{page.name}, block {number}", "exec"), names)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every command of ours in an indented block or a fence."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    found = re.findall(r"^(?:    |> ?)?(?:gpu-logicmix|python train\.py|torchrun .*?train\.py) +(\S.*)$", text, re.M)
+    return [shlex.split(line, comments=True) for line in found]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_commands_in_the_docs_parse(page):
+    """Not run (they name data of the reader's), but every command and option exists."""
+    for arguments in commands(page):
+        if arguments[0].startswith("-"):
+            assert arguments[0] in ("--help-method", "--help", "--version"), arguments
+            continue
+        command = cli.load_command(arguments[0])
+        options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for argument in cli._with_value(arguments[1:]):
+            if argument.startswith("--") or re.fullmatch(r"-[a-z]", argument):
+                assert argument.partition("=")[0] in options, f"{' '.join(arguments)}: {argument}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_options_named_in_the_text_exist(page):
+    known = {"--help", "--version", "--help-method", "--nproc_per_node", "--max-restarts", "--nnodes", "--resume"}
+    for name in cli.COMMANDS:
+        for parameter in cli.load_command(name).params:
+            known |= {*parameter.opts, *parameter.secondary_opts}
+    of_scripts = {
+        option
+        for script in (
+            *(ROOT / "bench").glob("*.py"),
+            *(ROOT / "scripts").glob("*.py"),
+            *(ROOT / "studies").glob("*.py"),
+        )
+        for option in re.findall(r'"(--[a-z-]+)"', script.read_text(encoding="utf-8"))
+    }
+    named = set(re.findall(r"`(--[a-z][a-z-]*)", page.read_text(encoding="utf-8")))
+    assert named <= known | of_scripts
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_lead_to_files(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
