@@ -55,7 +55,7 @@ from gpu_logicmix.labels import is_unknown
 FILE = "decisions.json"
 MIN_LABELS = 5
 BINS = 15
-HOTTEST = 100.0  # temperatures from 1 / 100 to 100
+HOTTEST = 10.0  # temperatures from 0.1 to 10: beyond, all probabilities would be 0.5, or 0 and 1
 
 
 @dataclass
@@ -168,11 +168,11 @@ def fit_decisions(
 
 
 def fit_temperature(z: Tensor, y: Tensor) -> float:
-    """The temperature with the least log loss, for logits and labels of 0 and 1; 1 without labels.
+    """The temperature with the least log loss, for logits and labels of 0 and 1; 1 without labels of either kind.
 
     The log loss of a * z is convex in a = 1 / temperature, so the sign of its slope leads to the minimum.
     """
-    if not len(z):
+    if not len(z) or (y == y[0]).all():
         return 1.0
     low, high = -math.log(HOTTEST), math.log(HOTTEST)
     for _ in range(60):

@@ -1,8 +1,7 @@
-"""Commands on a finished run: evaluate, predict, cft, report."""
+"""Commands on a finished run: evaluate, cft, decide, report."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from pathlib import Path
@@ -61,7 +60,7 @@ def evaluate(
     metrics, categories = result.metrics, result.categories
     screen.say(f"{printable(result.weights)}: mAP {metrics.mAP:.2%} on {result.images:,} images")
     judged = [c for c in range(len(metrics.AP)) if c not in metrics.left_out]
-    for table in _metric_tables(metrics, categories, sorted(judged, key=lambda c: -metrics.AP[c]), show_all):
+    for table in _metric_tables(result, sorted(judged, key=lambda c: -metrics.AP[c]), show_all):
         screen.console.print(table)
     if metrics.left_out:
         names = ", ".join(categories[c] for c in metrics.left_out)
@@ -69,16 +68,20 @@ def evaluate(
     if out is not None:
         ap = {categories[c]: metrics.AP[c] for c in judged}
         values = {"weights": str(result.weights), "images": result.images, **metrics.as_dict(), "AP": ap}
+        if result.decided is not None:
+            values["at_thresholds"] = result.decided._asdict()
         out.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         screen.say(f"wrote {printable(out)}")
 
 
-def _metric_tables(metrics: Any, categories: list[str], order: list[int], show_all: bool) -> tuple[Table, Table]:
-    overall = Table()
+def _metric_tables(result: Any, order: list[int], show_all: bool) -> tuple[Table, Table]:
+    metrics, categories, overall = result.metrics, result.categories, Table()
     for heading in ("", "CP", "CR", "CF1", "OP", "OR", "OF1"):
         overall.add_column(heading, justify="right" if heading else "left")
-    for name, row in (("probability above 0.5", metrics.threshold), ("top 3 per image", metrics.top3)):
-        overall.add_row(name, *(f"{value:.2%}" for value in row))
+    rows = {"probability above 0.5": metrics.threshold, "at the run's thresholds": result.decided}
+    for name, row in {**rows, "top 3 per image": metrics.top3}.items():
+        if row is not None:
+            overall.add_row(name, *(f"{value:.2%}" for value in row))
     each = Table("category", "AP")
     for c in ends(order, show_all):
         if c is None:
@@ -86,55 +89,6 @@ def _metric_tables(metrics: Any, categories: list[str], order: list[int], show_a
         else:
             each.add_row(shown(categories[c]), f"{metrics.AP[c]:.2%}")
     return overall, each
-
-
-def predict(
-    run: RunFolder,
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of images.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="Write all probabilities to this file, .csv or .json.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Categories to print per image.")] = 5,
-    use: Use = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    batch_size: BatchSize = None,
-) -> None:
-    """Predict the categories of images with a finished run.
-
-    Prints the most likely categories, and writes all probabilities to a file.
-
-        gpu-logicmix predict runs/photos holiday/ --out holiday.csv
-    """
-    from gpu_logicmix.train import predict as predictions
-
-    if out is not None and out.suffix not in (".csv", ".json"):
-        raise ValueError(f"--out {out}: must end in .csv or .json")
-    options = given(device=device, threads=threads, batch_size=batch_size)
-    names, categories, probabilities, bad = predictions.predict(run, images, use, console=screen.console, **options)
-    table = Table("image", "most likely categories")
-    best = probabilities.sort(dim=1, descending=True, stable=True).indices[:, :top]
-    for name, row, chosen in list(zip(names, probabilities, best.tolist(), strict=True))[:20]:
-        table.add_row(shown(name), ", ".join(f"{shown(categories[c])} {row[c]:.0%}" for c in chosen))
-    screen.console.print(table)
-    if len(names) > 20:
-        screen.say(f"… and {len(names) - 20:,} more{'' if out else '; --out FILE.csv writes all'}")
-    for line in bad:
-        screen.say(f"skipped: {printable(line)}", "yellow")
-    if out is not None:
-        _write_predictions(out, names, categories, probabilities)
-        screen.say(f"wrote {printable(out)}: {len(names):,} images, {len(categories)} categories")
-
-
-def _write_predictions(out: Path, names: list[str], categories: list[str], probabilities: Any) -> None:
-    rows = [[round(value, 6) for value in row] for row in probabilities.tolist()]
-    # File names need not be UTF-8: their bytes pass through as they are.
-    with open(out, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        if out.suffix == ".csv":
-            writer = csv.writer(file)
-            writer.writerow(["image", *categories])
-            writer.writerows([name, *row] for name, row in zip(names, rows, strict=True))
-        else:
-            by_name = {name: dict(zip(categories, row, strict=True)) for name, row in zip(names, rows, strict=True)}
-            json.dump(by_name, file, indent=1)
 
 
 def cft(
@@ -160,6 +114,48 @@ def cft(
     options = given(cft_epochs=epochs, cft_lr=lr, cft_method=method)
     options |= given(device=device, threads=threads, batch_size=batch_size)
     finetune.fine_tune(run, console=screen.console, options=options)
+    write_report(run)
+
+
+def decide(
+    run: RunFolder,
+    precision: Annotated[
+        float | None,
+        typer.Option(help="Least precision: thresholds with the highest recall that has it, in place of the best F1."),
+    ] = None,
+    min_labels: Annotated[
+        int, typer.Option(min=1, help="Known labels of either kind that a category needs for its own threshold.")
+    ] = 5,
+    use: Use = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    batch_size: BatchSize = None,
+) -> None:
+    """Fit a threshold per category and a temperature on held-out known labels.
+
+    fit does it at the end; this does it again, with another goal. The labels are those of --tune-images if the run has
+    them, else training labels held out of fine-tuning; never those of the validation images. evaluate, predict and
+    export use the result, decisions.json.
+
+        gpu-logicmix decide runs/photos --precision 0.9
+    """
+    from gpu_logicmix.train import decide as decisions
+
+    options = given(device=device, threads=threads, batch_size=batch_size)
+    found = decisions.decide(run, use, precision=precision, min_labels=min_labels, console=screen.console, **options)
+    if int(os.environ.get("RANK", 0)):
+        return
+    table = Table("category", "threshold", "precision", "recall", "F1", "F1 at 0.5", "labels")
+    for entry in found.categories:
+        numbers = (entry[name] for name in ("precision", "recall", "f1", "f1_at_half"))
+        row = ["–" if number is None else f"{number:.1%}" for number in numbers]
+        counts = f"{entry['positives']:,} + {entry['negatives']:,}"
+        table.add_row(shown(entry["name"]), f"{entry['threshold']:.3f}" if entry["decided"] else "–", *row, counts)
+    screen.console.print(table)
+    decisions.say_decisions(found, lambda text: screen.say(printable(text)))
+    if found.log_loss[0] is not None:
+        (loss, loss_after), (ece, ece_after) = found.log_loss, found.ece
+        screen.say(f"log loss {loss:.4f} → {loss_after:.4f}, calibration error {ece:.2%} → {ece_after:.2%}")
     write_report(run)
 
 

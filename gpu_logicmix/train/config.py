@@ -223,6 +223,7 @@ class Config:
         choices=("adam", "ga"),
         free=True,
     )
+    decisions: bool = _cl(True, "A threshold per category and a temperature, from held-out known labels.", free=True)
 
     seed: int = _run(0, "Seed of everything drawn at random.", low=0, high=2**63 - 1)
     keep: str = _run("best", "The epoch whose weights are the result.", choices=("best", "last"), free=True)

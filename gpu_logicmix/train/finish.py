@@ -14,6 +14,7 @@ from rich.console import Console
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.train.checkpoint import locked, read_best, read_last, write_model, write_predictions
 from gpu_logicmix.train.config import FREE, Config
+from gpu_logicmix.train.decide import decide, say_decisions
 from gpu_logicmix.train.distributed import World
 from gpu_logicmix.train.finetune import fine_tune
 from gpu_logicmix.train.predict import evaluate_on
@@ -70,13 +71,16 @@ def finished(folder: Path, before: dict[str, Any], config: Config) -> dict[str, 
 
 def close_run(run: Any, log: Log, console: Console) -> dict[str, Any]:
     """After the last epoch of a `loop.Training`: write the weights that are kept and what they predict, fine-tune the
-    heads, say which images were skipped. Returns the last line of the log."""
+    heads, find thresholds, say which images were skipped. Returns the last line of the log."""
     end = _write_kept(run)
     _note_bad_images(run, log)
     if run.config.cft and run.model.classifier is not None:
         result = fine_tune(run.folder, world=run.world, console=console, datasets=(run.train_set, run.val_set))
         end["mAP_cft"] = result.get("mAP")
         log.write("cft", **{name: result.get(name) for name in ("kept", "gain", "gain_interval", "mAP")})
+    if run.config.decisions:
+        datasets = run.train_set, run.tune_set
+        say_decisions(decide(run.folder, world=run.world, console=console, datasets=datasets), run.say)
     end["elapsed"] = run.time()
     log.write("end", **end)
     return end

@@ -16,8 +16,9 @@ from torch import Tensor
 from gpu_logicmix.data import DataError, ImageDataset, make_loader
 from gpu_logicmix.data.folder import list_folder
 from gpu_logicmix.data.images import FileSource
+from gpu_logicmix.decisions import Decisions, read_decisions
 from gpu_logicmix.errors import RunError
-from gpu_logicmix.metrics import Metrics, evaluate
+from gpu_logicmix.metrics import Metrics, PrecisionRecall, evaluate, precision_recall
 from gpu_logicmix.models.classifier import Classifier
 from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train.batch import moved
@@ -166,6 +167,13 @@ class Evaluation(NamedTuple):
     categories: list[str]
     images: int
     weights: Path
+    decided: PrecisionRecall | None = None  # at the thresholds of the run, if it has any
+
+
+def decisions_of(folder: str | Path, file: Path, categories: list[str]) -> Decisions | None:
+    """Thresholds and temperature that a run has for these weights."""
+    found = read_decisions(folder, file.stem)
+    return found if found is not None and found.names == categories else None
 
 
 def evaluate_run(
@@ -191,42 +199,67 @@ def evaluate_run(
         model = model.to(world.device, memory_format=torch.channels_last)
         with progress_bar(len(dataset), console=console) as tick:
             logits, rows = predict_rows(model, dataset, config, world, lambda images: tick(images * world.size))
-        metrics = evaluate(logits[rows], torch.from_numpy(dataset.labels_of(rows)))
-    return Evaluation(metrics, categories, len(rows), file)
+        logits, labels = logits[rows], torch.from_numpy(dataset.labels_of(rows))
+    found = decisions_of(folder, file, categories)
+    decided = None if found is None else precision_recall(found.margins(logits).clamp(-1e9, 1e9), labels)
+    return Evaluation(evaluate(logits, labels), categories, len(rows), file, decided)
 
 
-def predict(
-    folder: str | Path,
-    paths: Sequence[str | Path],
-    weights: str | None = None,
-    *,
-    console: Console | None = None,
-    **options: Any,
-) -> tuple[list[str], list[str], Tensor, list[str]]:
-    """Probabilities [N, C] that a finished run gives images: names of the images, categories, probabilities, and a line
-    for each image that could not be read.
+class Predicted(NamedTuple):
+    """Some images, in order."""
+
+    names: list[str]
+    probabilities: Tensor  # [n, C], calibrated where the run has a temperature
+    decided: Tensor  # bool [n, C]: above the threshold of the category, 0.5 where it has none
+
+
+class Predictions:
+    """What a finished run says of images, batch by batch: the memory it takes does not grow with their number.
+
+        predictions = Predictions("runs/photos", ["holiday/"])
+        for names, probabilities, decided in predictions: ...
+        predictions.bad_images()
 
     paths: of image files, and of folders in which all images are taken.
+    weights, options: as in `load_run`.
     """
-    config, model, categories, _ = load_run(folder, weights, **options)
-    files: list[str] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            listing = list_folder(path, "")
-            files += [str(path / name) for name in listing.paths]
-        elif path.exists():
-            files.append(str(path))
-        else:
-            raise DataError(f"{path}: no such file or folder")
-    source = FileSource(Path(), files, config.size)
-    nothing = np.zeros((len(files), 0), dtype=np.int8)
-    dataset = ImageDataset("images", "to predict", source, nothing, [], files, "skip")
-    with joined_world(config.device, config.threads) as world:
-        console = (console or Console()) if world.main else Console(quiet=True)
-        model = model.to(world.device, memory_format=torch.channels_last)
-        with progress_bar(len(files), console=console) as tick:
-            logits, rows = predict_rows(model, dataset, config, world, lambda images: tick(images * world.size))
-    return [files[row] for row in rows], categories, logits[rows].sigmoid(), dataset.bad_images()
+
+    def __init__(
+        self, folder: str | Path, paths: Sequence[str | Path], weights: str | None = None, **options: Any
+    ) -> None:
+        self.config, self.model, self.categories, file = load_run(folder, weights, **options)
+        self.decisions = found = decisions_of(folder, file, self.categories)
+        self.thresholds = [0.5] * len(self.categories) if found is None else found.thresholds.tolist()
+        self.files: list[str] = []
+        for path in map(Path, paths):
+            if path.is_dir():
+                self.files += [str(path / name) for name in list_folder(path, "").paths]
+            elif path.exists():
+                self.files.append(str(path))
+            else:
+                raise DataError(f"{path}: no such file or folder")
+        source = FileSource(Path(), self.files, self.config.size)
+        nothing = np.zeros((len(self.files), 0), dtype=np.int8)
+        self.dataset = ImageDataset("images", "to predict", source, nothing, [], self.files, "skip")
+
+    def bad_images(self) -> list[str]:
+        """A line for each image that could not be read."""
+        return self.dataset.bad_images()
+
+    def __iter__(self) -> Iterator[Predicted]:
+        """In this process, whatever their number."""
+        found, any_read = self.decisions, False
+        with joined_world(self.config.device, self.config.threads) as world:
+            alone = World(0, 1, world.device)
+            model = self.model.to(world.device, memory_format=torch.channels_last)
+            for index, rows in predicted(model, self.dataset, self.config, alone):
+                logits, any_read = rows.float().cpu(), True
+                probabilities = logits.sigmoid() if found is None else found.probabilities(logits)
+                decided = logits > 0 if found is None else found.decide(logits)
+                yield Predicted([self.files[i] for i in index.tolist()], probabilities, decided)
+        if not any_read:
+            first = next(iter(self.bad_images()), "")
+            raise DataError(f"none of the {len(self.files)} images can be read. {first}")
 
 
 def default_name(config: Config) -> str:

@@ -21,6 +21,7 @@ from gpu_logicmix import category_wise_fine_tune, cli, hide_labels, metrics
 from gpu_logicmix.data import open_dataset
 from gpu_logicmix.data.images import read_image
 from gpu_logicmix.data.shapes import CATEGORIES
+from gpu_logicmix.decisions import read_decisions
 from gpu_logicmix.models.classifier import build_model
 from gpu_logicmix.train import finetune, loop
 from gpu_logicmix.train.checkpoint import read_checkpoint
@@ -130,8 +131,9 @@ def by_hand(folder, files, weights="model"):
     """Probabilities of the weights of a run, without any of the engine."""
     model = build_model("test_resnet", 12, "linear", folder / f"{weights}.safetensors", dropout=0.1).eval()
     images = torch.stack([read_image(file, 32) for file in files]).permute(0, 3, 1, 2)
+    found = read_decisions(folder, weights)
     with torch.inference_mode():
-        return model(images.float().div(255)).sigmoid()
+        return (model(images.float().div(255)) / (found.temperature if found else 1)).sigmoid()
 
 
 def test_predict_writes_what_the_model_says(trained, tmp_path):
@@ -145,9 +147,9 @@ def test_predict_writes_what_the_model_says(trained, tmp_path):
     expected = by_hand(trained, files)
     with open(tmp_path / "p.csv", newline="") as file:
         heading, *rows = csv.reader(file)
-    assert heading == ["image", *CATEGORIES]
+    assert heading == ["image", *CATEGORIES, "predicted"]
     assert [row[0] for row in rows] == list(map(str, files))
-    values = torch.tensor([[float(v) for v in row[1:]] for row in rows])
+    values = torch.tensor([[float(v) for v in row[1:-1]] for row in rows])
     torch.testing.assert_close(values, expected, rtol=0, atol=2e-6)
     by_name = json.loads((tmp_path / "p.json").read_text())
     assert list(by_name) == list(map(str, files[:-1]))

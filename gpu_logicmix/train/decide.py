@@ -1,0 +1,95 @@
+"""Thresholds and temperature of a finished run, from known labels that were held out. Never from the validation images.
+
+A run with `tune_images` has images that it never trained on: these. Otherwise it is the known training labels that
+category-wise fine-tuning holds out too; the backbone has seen those images, so its scores on them are better than they
+will be on new ones, and `decisions.json` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from gpu_logicmix.cft import CFTOptions
+from gpu_logicmix.cft.heldout import split_known
+from gpu_logicmix.data import ImageDataset
+from gpu_logicmix.decisions import FILE, MIN_LABELS, Decisions, fit_decisions
+from gpu_logicmix.errors import RunError
+from gpu_logicmix.progress import progress_bar
+from gpu_logicmix.train.config import Config
+from gpu_logicmix.train.distributed import World, joined_world
+from gpu_logicmix.train.inputs import open_train, open_tune
+from gpu_logicmix.train.predict import load_run, predict_rows
+
+MAX_IMAGES = 20_000  # more would not move a threshold
+
+
+def decide(
+    folder: str | Path,
+    weights: str | None = None,
+    *,
+    precision: float | None = None,
+    min_labels: int = MIN_LABELS,
+    world: World | None = None,
+    console: Console | None = None,
+    datasets: tuple[ImageDataset, ImageDataset | None] | None = None,
+    **options: Any,
+) -> Decisions:
+    """Fit thresholds and temperature of a finished run and write them into its folder as decisions.json.
+
+    weights: "model" or "cft"; unless given, those that the run kept.
+    precision, min_labels: see `fit_decisions`.
+    datasets: to train on and to tune by, where they are open already.
+    options: of `Config`, in place of those of the run.
+    """
+    folder = Path(folder)
+    config, model, categories, file = load_run(folder, weights, **options)
+    with contextlib.nullcontext(world) if world else joined_world(config.device, config.threads) as world:
+        train, tune = datasets or (open_train(config)[0], open_tune(config))
+        if (tune or train).categories != categories:
+            raise RunError(f"{config.data}: its categories are not those that {file} was trained for")
+        dataset, labels, words = _held_out(config, train, tune)
+        console = (console or Console()) if world.main else Console(quiet=True)
+        model = model.to(world.device, memory_format=torch.channels_last)
+        with progress_bar(len(dataset), "thresholds", console=console) as bar:
+            logits, rows = predict_rows(model, dataset, config, world, lambda images: bar(images * world.size))
+    about = {"weights": file.stem, "fitted_on": words, "trained_on": tune is None}
+    found = fit_decisions(logits[rows], labels[rows], categories, precision=precision, min_labels=min_labels, **about)
+    if world.main:
+        found.write(folder / FILE)
+    return found
+
+
+def _held_out(config: Config, train: ImageDataset, tune: ImageDataset | None) -> tuple[ImageDataset, Tensor, str]:
+    """Images, labels [N, C] of which only held-out ones are known, and a few words about them."""
+    if tune is not None:
+        return tune, torch.from_numpy(tune.labels_of(range(len(tune)))), f"{len(tune):,} images held out by tune_images"
+    cft = CFTOptions(seed=config.seed)
+    labels = torch.from_numpy(train.labels_of(range(len(train)))).t()
+    generator = torch.Generator().manual_seed(cft.seed)  # as `category_wise_fine_tune` does
+    _, held, _ = split_known(labels, cft.holdout, cft.min_known, generator)
+    rows = (held != -1).any(0).nonzero()[:, 0]
+    if not len(rows):  # no category has enough: there is nothing to fit, and that is what the file will say
+        rows = torch.arange(1)
+    rows = rows[torch.randperm(len(rows), generator=generator)[:MAX_IMAGES]].sort().values
+    words = f"{cft.holdout:.0%} of the known labels of {len(train):,} training images"
+    return train.take(rows.numpy()), held.t()[rows], words
+
+
+def say_decisions(found: Decisions, say: Callable[[str], None]) -> None:
+    goal = "F1" if found.floor is None else f"recall at precision {found.floor:g}"
+    count = len(found.categories)
+    say(
+        f"thresholds by {goal} for {count - len(found.undecided)} of {count} categories, "
+        f"temperature {found.temperature:.2f}; fitted on {found.fitted_on}"
+    )
+    if found.undecided:
+        names = ", ".join(found.undecided[:10])
+        more = f" and {len(found.undecided) - 10} more" if len(found.undecided) > 10 else ""
+        say(f"no threshold of their own: {names}{more}")
