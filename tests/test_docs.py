@@ -26,7 +26,8 @@ def reader_has() -> dict:
     images, targets = torch.rand(8, 3, 32, 32), torch.randint(-1, 2, (8, 12))
     names = {"images": images, "targets": targets, "index": torch.arange(8), "logits": torch.randn(8, 12)}
     names |= {"model": model, "ema_model": model, "mix": GPULogicMix(), "loader": [(images, targets)]}
-    names |= {"criterion": lambda logits, targets: logits.square().mean(), "device": "cpu", "epochs": 1, "epoch": 0}
+    names |= {"criterion": lambda logits, targets: logits.square().mean(), "device": "cpu", "epochs": 1}
+    names |= {"epoch": 0, "categories": [f"category {c}" for c in range(12)]}
     names |= {"train_loader": [], "plain_loader": [(images, targets, torch.arange(8))], "start_epoch": 1}
     names |= {"features": torch.randn(8, 16), "test_features": torch.randn(8, 16), "test_targets": targets}
     names |= {"head": torch.nn.Linear(16, 12)}
