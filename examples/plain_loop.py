@@ -24,7 +24,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 mix = GPULogicMix(p=0.5, k_min=2, k_max=3)  # <- once
 
 losses = []
-for _epoch in range(10):
+for _epoch in range(5):
     for images, targets, _ in loader:
         images, targets = images.to(device).float() / 255, targets.to(device)
         images, targets = mix(images, targets)  # <- the line

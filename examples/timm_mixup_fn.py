@@ -24,7 +24,7 @@ train_loss_fn = PartialAsymmetricLoss()
 mixup_fn = GPULogicMix()
 
 losses = []
-for _epoch in range(8):
+for _epoch in range(5):
     model.train()
     for input, target, _ in loader:
         input, target = input.to(device).float() / 255, target.to(device)

@@ -1,11 +1,13 @@
 """Fixtures shared by all tests: where the real data is, and which devices to test on."""
 
 import importlib.util
+import inspect
 import os
 import signal
 from pathlib import Path
 
 import hypothesis
+import launch
 import pytest
 import torch
 from places import ROOT, SHARED
@@ -47,3 +49,33 @@ def script(monkeypatch):
         return module
 
     return load
+
+
+# ---------------------------------------------------------------------------------------------------- slow tests
+# Which tests are slow follows from what they do, so that no list grows old: they start processes or compile;
+# themselves, in a function of their file, or in a fixture. Others are marked by hand.
+STARTS = {"Popen", "start_processes", "spawn", "check_call"}
+
+
+def _is_slow(function, seen: set) -> bool:
+    function = inspect.unwrap(getattr(getattr(function, "hypothesis", None), "inner_test", function))
+    if function in seen or not hasattr(function, "__code__"):
+        return False
+    seen.add(function)
+    codes = [function.__code__]
+    codes += [constant for constant in function.__code__.co_consts if inspect.iscode(constant)]
+    names = {name for code in codes for name in code.co_names}
+    values = [function.__globals__.get(name) for name in names]
+    if names & STARTS or {"torch", "compile"} <= names or any(value is launch for value in values):
+        return True
+    if any(getattr(value, "__module__", "") == "launch" and callable(value) for value in values):
+        return True
+    own = [v for v in values if inspect.isfunction(v) and v.__globals__ is function.__globals__]
+    return any(_is_slow(value, seen) for value in own)
+
+
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        fixtures = [found[-1].func for found in item._fixtureinfo.name2fixturedefs.values()]
+        if any(_is_slow(function, set()) for function in (item.function, *fixtures)):
+            item.add_marker(pytest.mark.slow)

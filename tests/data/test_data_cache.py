@@ -6,10 +6,10 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import time
+from pathlib import Path
 
+import launch
 import numpy as np
 import pytest
 import torch
@@ -317,50 +317,58 @@ def test_bad_images_in_a_cache(tmp_path, images):
         cache_dataset(dataset, tmp_path / "cache")
 
 
-BUILD = """
-import sys, time
-from gpu_logicmix.data import cache_build, cache_dataset, open_dataset
-cache_build.CHUNK_BYTES, cache_build.COMMIT_SECONDS = 3 * 16 * 16 * 5, 0.0
-dataset = open_dataset("shapes", size=16, count=400)
-read = dataset.source.read
-reads = 0
-def slow(index):
-    global reads
-    reads += 1
-    time.sleep(0.002)
-    return read(index)
-dataset.source.read = slow
-cache_dataset(dataset, sys.argv[1], threads=2)
-print("decoded", reads)
-"""
+def build_slowly(folder: Path, report: Path) -> None:
+    """In a process of its own."""
+    cache_build.CHUNK_BYTES, cache_build.COMMIT_SECONDS = 3 * 16 * 16 * 5, 0.0
+    dataset = open_dataset("shapes", size=16, count=400)
+    read, reads = dataset.source.read, []
+
+    def slow(index):
+        reads.append(index)
+        time.sleep(0.002)
+        return read(index)
+
+    dataset.source.read = slow
+    cache_dataset(dataset, folder, threads=2)
+    report.write_text(str(len(reads)))
+
+
+def builder(folder: Path, report: Path):
+    process = launch.CONTEXT.Process(target=build_slowly, args=(folder, report))
+    process.start()
+    return process
 
 
 def test_killed_builds_go_on(tmp_path):
     """SIGKILL at several moments: no cache until it is whole, and finished work is not done again."""
-    command = [sys.executable, "-c", BUILD, str(tmp_path)]
+    place, report = tmp_path / "caches", tmp_path / "report"
+    place.mkdir()
     for lines in (3, 20, 40):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        while process.poll() is None and not list(tmp_path.iterdir()):
+        process = builder(place, report)
+        while process.is_alive() and not list(place.iterdir()):
             time.sleep(0.002)
-        folder = only(tmp_path)
+        folder = only(place)
         log = folder / "progress.jsonl"
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and process.poll() is None:
+        while time.monotonic() < deadline and process.is_alive():
             if log.exists() and log.read_bytes().count(b"\n") > lines:
                 break
             time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
         assert not (folder / "manifest.json").exists()
         assert not (folder / "images.u8").exists()
     with open(log, "ab") as file:
         file.write(b'{"number": 70, "crc')  # killed in the middle of a line
     finished = log.read_bytes().count(b"\n") - 1
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert int(out.split("decoded")[1]) == 400 - 5 * finished
+    process = builder(place, report)
+    process.join()
+    assert process.exitcode == 0
+    assert int(report.read_text()) == 400 - 5 * finished
     verify_cache(folder)
     dataset = open_dataset("shapes", size=16, count=400)
-    same(cache_dataset(dataset, tmp_path), dataset)
+    same(cache_dataset(dataset, place), dataset)
 
 
 @pytest.mark.parametrize(
@@ -384,8 +392,10 @@ def test_half_a_cache_of_another_source_or_of_nonsense_is_not_continued(tmp_path
 
 
 def test_two_builders_at_once(tmp_path):
-    command = [sys.executable, "-c", BUILD, str(tmp_path)]
-    builders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    decoded = sorted(int(b.communicate()[0].split("decoded")[1]) for b in builders)
+    place = tmp_path / "caches"
+    builders = [builder(place, tmp_path / f"report-{i}") for i in range(2)]
+    for process in builders:
+        process.join()
+    decoded = sorted(int((tmp_path / f"report-{i}").read_text()) for i in range(2))
     assert decoded == [0, 400]  # one built, the other waited and found it
-    verify_cache(only(tmp_path))
+    verify_cache(only(place))

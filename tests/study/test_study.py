@@ -2,14 +2,10 @@
 
 import io
 import json
-import os
 import re
 import shutil
 import signal
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +13,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+from launch import Command, good, until
 from places import ROOT
 from rich.console import Console
 from scipy import stats as scipy_stats
@@ -154,18 +151,14 @@ def test_a_killed_study_goes_on_and_gives_the_same(tmp_path):
     text = TINY.replace("epochs = 2\n", "epochs = 6\n", 1).replace("seed = [0, 1]", "seed = [0]")
     text = text.replace('Mixup = { mix = "mixup", seed = [0] }\n', "")
     file = write(tmp_path, text)
-    command = [sys.executable, str(ROOT / "train.py"), "study", str(file), "--out"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run([*command, str(whole)], check=True, env=environment, capture_output=True)
-    process = subprocess.Popen([*command, str(killed)], env=environment, stdout=subprocess.DEVNULL)
-    deadline = time.time() + 120
-    while time.time() < deadline and len(list(killed.glob("runs/*/last.pt"))) < 2:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    good(tmp_path, "study", file, "--out", whole)
+    with Command(tmp_path, "study", file, "--out", killed) as study:
+        until(lambda: len(list(killed.glob("runs/*/last.pt"))) >= 2, what="two runs")
+        study.signal(signal.SIGKILL)
+        study.process.join()
     assert len(read_results(killed / "results.csv")) < len(read_results(whole / "results.csv"))
-    subprocess.run([*command, str(killed)], check=True, env=environment, capture_output=True)
+    good(tmp_path, "study", file, "--out", killed)
     without_time = [row._replace(minutes=0) for row in read_results(whole / "results.csv")]
     assert [row._replace(minutes=0) for row in read_results(killed / "results.csv")] == without_time
 

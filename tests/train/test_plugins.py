@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from conftest import ROOT
+from places import ROOT
 from safetensors.torch import load_file
 
 from gpu_logicmix.losses.base import LOSSES, Batch, Output

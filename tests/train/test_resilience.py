@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from launch import SMALL, Command, good, run, until
 from PIL import Image
+from places import ROOT
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
