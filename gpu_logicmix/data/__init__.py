@@ -8,6 +8,7 @@ image, targets, index = dataset[0]          # uint8 [3, S, S], int8 [C], int
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ __all__ = [
     "pack_dataset",
 ]
 
-FORMATS = {
+FORMATS: dict[str, Callable[..., Any]] = {
     "coco": list_coco,
     "voc2007": list_voc2007,
     "voc2012": list_voc2012,
@@ -81,43 +82,33 @@ def open_dataset(
 ) -> ImageDataset:
     """Open a dataset.
 
-    spec: coco:PATH, voc2007:PATH, vg200:PATH, csv:PATH, folder:PATH (no labels, for prediction), or shapes (drawn on
-        the fly, nothing to download).
+    spec: NAME:PATH, NAME one of `FORMATS` (coco, openimages, csv, ...; docs/data.md says what each expects), or
+        shapes (drawn on the fly, nothing to download). folder:PATH has no labels and is for prediction.
     split: "train" or "val" ("test" is the same for the benchmarks). VOC 2007: trainval and test.
     size: images become size x size; 448 unless given (shapes: 64).
     on_bad_image: "raise", or "skip" to leave out images that are missing or cannot be read; `dataset.bad_images()`
         lists them.
     labels: "dense": a matrix int8 [N, C]; "sparse": only what is known, for sets that would not fit; "auto": sparse
         where the format knows only few labels and a matrix would take more than 268 MB.
-    options: of one format.
-        coco: year="2014" | "2017", empty="absent" | "drop" (images without objects)
-        voc2007: difficult="present" | "ignore" | "absent"
-        csv: others="absent" | "unknown" (categories that a row does not name), root=DIR (of the images)
-        shapes: count=4000, seed=0
+    options: of the format, the keyword arguments of its function in `FORMATS`.
 
     Raises DataError, a ValueError, with one line that names file, row and way out.
     """
     if size is not None and not 1 <= size <= LARGEST:
         raise DataError(f"size={size}: must be from 1 to {LARGEST}")
     name, _, path = spec.partition(":")
-    opener = open_shapes if name == "shapes" else FORMATS.get(name)
-    if opener is None or (opener is not open_shapes and not path):
-        known = ", ".join(f"{n}:PATH" for n in FORMATS)
-        raise DataError(f"{spec!r}: unknown dataset; write {known} or shapes")
-    allowed = [p.name for p in inspect.signature(opener).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for option in options:
-        if option not in allowed:
-            takes = f"has the options {', '.join(allowed)}" if allowed else "has no options"
-            raise DataError(f"option {option!r}: {name} {takes}")
-    if opener is open_shapes:
-        return open_shapes(split, 64 if size is None else size, **options)
+    opener = _opener(spec, options)
+    if name == "shapes":
+        shapes = opener(split, 64 if size is None else size, **options)
+        shapes.labels = fitting(shapes.labels, labels)
+        return shapes
 
     root: Any = path if name == "tar" and is_remote(path) else Path(path).expanduser()
     if isinstance(root, Path) and not root.exists():
         raise DataError(f"{root}: no such file or folder")
     listing = opener(root, split, **options)
     size = 448 if size is None else size
-    source = FileSource(listing.root, listing.paths, size, follow=listing.follow)
+    source: Any = FileSource(listing.root, listing.paths, size, follow=listing.follow)
     if listing.source is not None:
         source = listing.source(size)
     matrix = fitting(listing.labels, labels)
@@ -130,3 +121,18 @@ def open_dataset(
         )
     dataset.bad[listing.missing] = True
     return dataset
+
+
+def _opener(spec: str, options: dict[str, Any]) -> Callable[..., Any]:
+    """The function that opens a dataset, if there is one and it takes these options."""
+    name, _, path = spec.partition(":")
+    opener: Callable[..., Any] | None = open_shapes if name == "shapes" else FORMATS.get(name)
+    if opener is None or (name != "shapes" and not path):
+        known = ", ".join(f"{n}:PATH" for n in FORMATS)
+        raise DataError(f"{spec!r}: unknown dataset; write {known} or shapes")
+    allowed = [p.name for p in inspect.signature(opener).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for option in options:
+        if option not in allowed:
+            takes = f"has the options {', '.join(allowed)}" if allowed else "has no options"
+            raise DataError(f"option {option!r}: {name} {takes}")
+    return opener

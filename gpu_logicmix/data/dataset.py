@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gpu_logicmix.data.files import check_choice
 from gpu_logicmix.data.names import blocks_of
-from gpu_logicmix.data.sparse import SparseLabels, labels_digest
+from gpu_logicmix.data.sparse import SparseLabels, fitting, labels_digest
 from gpu_logicmix.errors import BadImage, DataError
 
 Labels = np.ndarray | SparseLabels
@@ -118,7 +118,7 @@ class ImageDataset(torch.utils.data.Dataset):
 
     def _read_each(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
         images = torch.empty(len(rows), self.size, self.size, 3, dtype=torch.uint8)
-        good = []
+        good: list[int] = []
         for row in rows:
             try:
                 images[len(good)] = self.source.read(int(row))
@@ -134,7 +134,7 @@ class ImageDataset(torch.utils.data.Dataset):
         """A dataset of these rows alone, numbered from 0."""
         rows = np.asarray(rows, dtype=np.int64)
         ids = self.ids.take(rows) if hasattr(self.ids, "take") else [self.ids[row] for row in rows]
-        labels = self._labels.take(rows) if isinstance(self._labels, SparseLabels) else self._labels[rows]
+        labels = fitting(self._labels.take(rows)) if isinstance(self._labels, SparseLabels) else self._labels[rows]
         source = (_GatheredRows if hasattr(self.source, "gather") else _Rows)(self.source, rows)
         part = ImageDataset(
             self.name, self.split, source, labels, self.categories, ids, self.on_bad_image, self.warnings

@@ -28,7 +28,8 @@ def list_lvis(root: Path, split: str, *, conflict: str = "present") -> Listing:
     check_choice("conflict", conflict, ("unknown", "present", "absent"))
     name = f"lvis_v1_{part}.json"
     file = next((f for f in (root / "annotations" / name, root / name) if f.exists()), root / "annotations" / name)
-    images, categories, cells = read_instances(file, ("id",), category_ids := {})
+    category_ids: dict = {}
+    images, categories, cells = read_instances(file, ("id",), category_ids)
     rows, columns, values = [cells[:, 0]], [cells[:, 1]], [np.ones(len(cells), dtype=np.int64)]
     for key, value in (("not_exhaustive_category_ids", 1), ("neg_category_ids", 0)):
         listed = [_column(file, row, image, key, category_ids) for row, image in enumerate(images)]

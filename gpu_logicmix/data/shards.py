@@ -22,6 +22,7 @@ import tarfile
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,10 @@ def list_tar(home: str, split: str, *, others: str = "absent") -> Listing:
     marks = [identity_of(joined(home, shard)) for shard in shards]
     with ThreadPoolExecutor(THREADS) as pool, progress_bar(len(shards), "indexing", unit="shards") as advance:
         jobs = [pool.submit(_indexed, joined(home, s), mark) for s, mark in zip(shards, marks, strict=True)]
-        parts = [(job.result(), advance())[0] for job in jobs]
+        parts = []
+        for job in jobs:
+            parts.append(job.result())
+            advance()
     places, ids, notes = [], [], []
     for number, (arrays, facts) in enumerate(parts):
         places.append(np.concatenate((np.full((len(arrays["places"]), 1), number), arrays["places"]), 1))
@@ -99,17 +103,16 @@ def list_tar(home: str, split: str, *, others: str = "absent") -> Listing:
     if not ids:
         raise DataError(f"{home}: no images in the shards of {split!r}")
     if len(set(ids)) != len(ids):
-        seen: set[str] = set()
-        twice = next(key for key in ids if key in seen or seen.add(key))
+        twice = max(ids, key=ids.count)
         raise DataError(f"{home}: sample {twice!r} is in the shards of {split!r} twice; remove one of the two")
     named = (name for note in notes for names in note.values() for name in names)
     categories = fixed or sorted({name for name in named if isinstance(name, str)})
     if not fixed:
-        check_categories(categories, home)
+        check_categories(categories, Path(home))
     labels = _labels(notes, ids, categories, others, home)
     every = np.concatenate(places).astype(np.int64)
     source = lambda size: ShardSource(home, shards, marks, every, size)  # noqa: E731
-    return Listing(home, ids, ids, labels, categories, [], source=source)
+    return Listing(Path(home), ids, ids, labels, categories, [], source=source)
 
 
 def identity_of(path: str) -> tuple[int, str]:

@@ -202,6 +202,10 @@ class SparseLabels:
 class LabelTable(nn.Module):
     """`table(rows)`: int8 [B, C] on the device that `table` is on. No host sync, and shapes that depend on B alone."""
 
+    pointers: Tensor
+    columns: Tensor
+    values: Tensor
+
     def __init__(self, labels: SparseLabels) -> None:
         super().__init__()
         self.register_buffer("pointers", torch.from_numpy(labels.pointers), persistent=False)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from trees import dataset_of
 
 from gpu_logicmix import hide_labels, label_counts
-from gpu_logicmix.data import DataError, ImageDataset, make_loader, sparse
+from gpu_logicmix.data import DataError, ImageDataset, make_loader, open_dataset, pack_dataset, sparse
 from gpu_logicmix.data.sparse import LabelTable, SparseLabels, draws_at, fitting, labels_digest
 
 MATRICES = st.tuples(st.integers(0, 12), st.integers(1, 9), st.integers(0, 2**32 - 1)).map(
@@ -106,7 +106,7 @@ def test_real_labels_of_coco(shared):
                 assert np.array_equal(ours, theirs)
 
 
-def test_batches_of_a_dataset_are_the_same(tmp_path):
+def test_batches_of_a_dataset_are_the_same(tmp_path, monkeypatch):
     dense = dataset_of(tmp_path)
     thin = ImageDataset("test", "train", dense.source, SparseLabels.of_dense(dense.labels), dense.categories, dense.ids)
     assert thin.fingerprint() == dense.fingerprint()
@@ -115,6 +115,9 @@ def test_batches_of_a_dataset_are_the_same(tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert torch.equal(thin[3][1], dense[3][1])
     assert np.array_equal(thin.labels_of([5, 1]), dense.labels_of([5, 1]))
+    part = thin.take([7, 2, 3])
+    assert isinstance(part.labels, np.ndarray)  # small enough now
+    monkeypatch.setattr(sparse, "DENSE_CELLS", 0)
     part = thin.take([7, 2, 3])
     assert isinstance(part.labels, SparseLabels)
     assert part.fingerprint() == dense.take([7, 2, 3]).fingerprint()
@@ -144,3 +147,28 @@ def test_table_needs_no_sync_and_compiles():
     for count in (3, 8, 1):
         rows = torch.arange(count)
         assert np.array_equal(table(rows).numpy(), labels[rows.numpy()])
+
+
+@pytest.mark.slow
+def test_a_run_on_sparse_labels_gives_the_same_weights(tmp_path):
+    """Mixing, pseudo-labels, evaluation and fine-tuning included, bit for bit; and on shards those of the files."""
+    from safetensors.torch import load_file
+
+    from gpu_logicmix import Config, fit
+
+    for split in ("train", "val"):
+        pack_dataset(open_dataset("shapes", split, 32, count=40), tmp_path / "shards", per_shard=7)
+    runs = {"dense": ("shapes", []), "sparse": ("shapes", ["labels=sparse"])}
+    runs |= {"shards": (f"tar:{tmp_path / 'shards'}", []), "thin": (f"tar:{tmp_path / 'shards'}", ["labels=sparse"])}
+    weights = {}
+    for name, (data, option) in runs.items():
+        option = [*option, *(["count=40"] if data == "shapes" else [])]
+        config = Config(
+            data=data, option=option, size=32, known=0.6, model="test_resnet", weights="none", epochs=2, batch_size=8,
+            cl=True, cl_start=1, theta_pos=0.1, theta_neg=-0.1, cft=True, workers=0, device="cpu", threads=1, amp="off",
+        )  # fmt: skip
+        fit(config, tmp_path / name)
+        weights[name] = [load_file(tmp_path / name / f"{file}.safetensors") for file in ("model", "cft")]
+    for name in runs:
+        for ours, theirs in zip(weights[name], weights["dense"], strict=True):
+            assert all(torch.equal(ours[key], theirs[key]) for key in theirs), name
