@@ -69,6 +69,13 @@ class CurriculumLabels(nn.Module):
     labels is an error.
 
     `mark_positive` is for methods that correct labels for good (LL-Cp): its marks survive all updates.
+
+    >>> curriculum = CurriculumLabels(torch.tensor([[1, -1], [-1, 0]]))
+    >>> curriculum.begin_update()
+    >>> curriculum.update(torch.tensor([0, 1]), torch.tensor([[5.0, -3.0], [0.5, 4.0]]))
+    >>> curriculum.end_update()
+    >>> curriculum.lookup(torch.tensor([0, 1])).tolist()
+    [[1, 0], [-1, 0]]
     """
 
     def __init__(

@@ -35,6 +35,9 @@ def logic_or(targets: Labels, dim: int = 1, unknown: float = -1) -> Labels:
 
     >>> logic_or(np.array([[[1, 0, 0], [-1, -1, 0]]]))
     array([[ 1, -1,  0]])
+
+    >>> logic_or(torch.tensor([[1, 0, 0, -1], [-1, 0, -1, -1]]), dim=0).tolist()
+    [1, 0, -1, -1]
     """
     if isinstance(targets, np.ndarray):
         known = np.where((targets == 1).any(dim), 1, 0).astype(targets.dtype)
@@ -119,6 +122,10 @@ def hide_labels(
         "single-positive"  one positive label of each sample and nothing else; `known` is ignored.
     The result has the dtype of `targets`, or int8 where that cannot hold -1. It depends on the values and `seed` alone,
     not on the device or on numpy or torch.
+
+    >>> labels = hide_labels(np.ones((1000, 4), dtype=np.int8), known=0.3, seed=0)
+    >>> sorted(set(labels.flat.tolist())), round(float((labels == 1).mean()), 1)
+    ([-1, 1], 0.3)
     """
     if protocol not in PROTOCOLS:
         raise ValueError(f"protocol={protocol!r}: the protocols are {', '.join(PROTOCOLS)}")

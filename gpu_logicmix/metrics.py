@@ -48,7 +48,13 @@ def average_precision(scores: Tensor, targets: Tensor, unknown: float = -1, *, k
 
 
 def mean_average_precision(scores: Tensor, targets: Tensor, unknown: float = -1, *, kind: str = "step") -> float:
-    """Mean of `average_precision` over the categories with a known positive label, in [0, 1]; NaN if none has one."""
+    """Mean of `average_precision` over the categories with a known positive label, in [0, 1]; NaN if none has one.
+
+    >>> scores = torch.tensor([[0.9, 0.1], [0.6, 0.8], [0.7, 0.2]])
+    >>> targets = torch.tensor([[1, 0], [1, 1], [0, -1]])  # the unknown label is ignored
+    >>> round(mean_average_precision(scores, targets), 4)
+    0.9167
+    """
     return average_precision(scores, targets, unknown, kind=kind).nanmean().item()
 
 

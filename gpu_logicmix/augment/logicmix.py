@@ -47,6 +47,15 @@ class GPULogicMix(Mix):
 
     NaN in floating labels is unknown whatever `unknown` says. So is, without `validate`, every other label that is
     neither 0 nor 1.
+
+    >>> mix = GPULogicMix(p=1.0, k_min=2, k_max=2)
+    >>> images = torch.tensor([0.0, 1.0]).reshape(2, 1, 1, 1)  # two images of one pixel each
+    >>> targets = torch.tensor([[1, 0, 0, -1], [0, 0, -1, -1]])
+    >>> mixed_images, mixed_targets = mix(images, targets)
+    >>> mixed_images.flatten().tolist()
+    [0.5, 0.5]
+    >>> mixed_targets[0].tolist()
+    [1, 0, -1, -1]
     """
 
     def __init__(

@@ -82,6 +82,10 @@ class RandAugment(nn.Module):
     Identity in `eval()`. Keeps dtype and memory format, never writes into its input, is not differentiable.
     Float images are cut to 0 and 1. Far outside (0 to 255, or normalised) they are refused on a CPU; on other devices,
     where the check would have to wait, they are not looked at.
+
+    >>> augment = RandAugment(n=2, m=9)
+    >>> augment(torch.zeros(4, 3, 8, 8, dtype=torch.uint8)).shape
+    torch.Size([4, 3, 8, 8])
     """
 
     def __init__(

@@ -125,6 +125,11 @@ class PartialAsymmetricLoss(PartialLoss):
 
     gamma_neg, gamma_pos: how much less easy absent and easy present labels weigh.
     clip: absent labels with a probability below it cost nothing.
+
+    >>> loss = PartialAsymmetricLoss(gamma_neg=0, clip=0)  # that is binary cross-entropy
+    >>> value = loss(torch.tensor([[0.0, 9.0]]), torch.tensor([[1, -1]]))  # the unknown label is ignored
+    >>> round(value.item(), 4)
+    0.6931
     """
 
     def __init__(
