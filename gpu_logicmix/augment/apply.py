@@ -1,37 +1,98 @@
-"""A plan applied: the mean of each group's images, the logical OR of its labels."""
+"""A plan applied: the mean of each group's images, the logical OR of its labels.
+
+Each has several ways to the same result. On CUDA one Triton kernel; under `torch.compile` plain indexing, which becomes
+one kernel as well; on a CPU, where the sizes of groups can be read, only their members; elsewhere `embedding_bag`.
+"""
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_logicmix.augment.plan import MixPlan, inside
-from gpu_logicmix.labels import from_bits, to_bits
+from gpu_logicmix.augment.finish import Ending
+from gpu_logicmix.augment.host import bytes_on_host
+from gpu_logicmix.augment.plan import MixPlan, filled, inside
+from gpu_logicmix.labels import from_bits, is_unknown, to_bits
 
 # Samples are cut into rows of at most this many numbers, so that a sum stays in the first-level cache while it grows.
 _ROW = 4096
 
 
-def mix_images(images: Tensor, plan: MixPlan, table: Tensor | None = None) -> Tensor:
+@cache
+def _triton():
+    """The module with the kernels; None where Triton is not installed."""
+    try:
+        from gpu_logicmix.augment import kernels
+    except ImportError:
+        return None
+    return kernels
+
+
+def _by_kernel(table: Tensor, dtype: torch.dtype) -> bool:
+    if not table.is_cuda or torch.compiler.is_compiling() or _triton() is None:
+        return False
+    differentiable = table.requires_grad and torch.is_grad_enabled()
+    return {table.dtype, dtype} <= set(_triton().DTYPES) and not differentiable
+
+
+def mix_images(images: Tensor, plan: MixPlan, table: Tensor | None = None, ending: Ending | None = None) -> Tensor:
     """The weighted mean of each group, in the dtype and memory format of `images`; groups of one are copied.
 
-    `table` holds the samples that `plan.index` speaks of, where these are not the images themselves.
+    `table` holds the samples that `plan.index` speaks of, where these are not the images themselves. `ending` is what
+    becomes of the mean; its dtype is the result's.
     """
     table = images if table is None else table
     order = memory_order(images)
     rows = table.permute(order)
     shape = (images.shape[0], *rows.shape[1:])
-    if rows[0].numel() == 0:
-        return images.clone()
+    dtype = images.dtype if ending is None else ending.dtype
+    if math.prod(shape[1:]) == 0:
+        return images.to(dtype, copy=True)
+    inner = math.prod(shape[order.index(1) + 1 :])  # numbers that lie together in one channel
     rows = rows.reshape(rows.shape[0], -1)  # a view, unless `images` has holes in it
-    if torch.compiler.is_compiling():
-        mean = _gathered
+    if _by_kernel(rows, dtype):
+        _, scale, shift = ending or Ending(dtype)
+        mixed = _triton().mix_rows(rows, plan.index, plan.size, plan.weight, scale, shift, inner, dtype)
     else:
-        mean = _mean_of_bytes if rows.dtype == torch.uint8 else _mean_of_floats
-    return mean(rows, plan).view(shape).permute(inverse(order))
+        mixed = _mean(rows, filled(plan), _Columns(dtype, ending, inner, rows.shape[1]))
+    return mixed.view(shape).permute(inverse(order))
+
+
+class _Columns:
+    """`Ending` for rows of pixels: the numbers of each column."""
+
+    def __init__(self, dtype: torch.dtype, ending: Ending | None, inner: int, length: int) -> None:
+        self.dtype, self.scale, self.shift = dtype, None, None
+        self.whole = dtype is torch.uint8  # bytes are rounded
+        if ending is not None and ending.scale is not None:
+            times = length // (inner * ending.scale.shape[0])
+            self.scale, self.shift = (t.repeat_interleave(inner).repeat(times) for t in (ending.scale, ending.shift))
+
+    def __call__(self, mean: Tensor, first: int = 0) -> Tensor:
+        """The end of the columns from `first` on; `mean` may be overwritten if it has no history."""
+        if self.scale is not None:
+            part = slice(first, first + mean.shape[1])
+            kind = torch.float64 if mean.dtype is torch.float64 else torch.float32
+            mean = mean.to(kind) * self.scale[part] + self.shift[part]
+        if self.whole:
+            # torch has no fast way from floats to bytes on a CPU.
+            mean = mean.round().to(torch.int16) if mean.is_cpu else mean.round()
+        return mean.to(self.dtype)
+
+
+def _mean(rows: Tensor, plan: MixPlan, end: _Columns) -> Tensor:
+    if torch.compiler.is_compiling():
+        return end(_gathered(rows, plan))
+    if rows.dtype is not torch.uint8:
+        return end(_mean_of_floats(rows, plan))
+    if _sizes_are_at_hand(rows) and end.whole and plan.weight is None:
+        return bytes_on_host(rows, plan.index, plan.size)
+    return _mean_of_bytes(rows, plan, end)
 
 
 def _gathered(rows: Tensor, plan: MixPlan) -> Tensor:
@@ -42,9 +103,7 @@ def _gathered(rows: Tensor, plan: MixPlan) -> Tensor:
     total = rows[plan.index[:, 0]].to(kind) * weight[:, :1]
     for k in range(1, plan.index.shape[1]):
         total = total + rows[plan.index[:, k]].to(kind) * weight[:, k, None]
-    if equal_bytes:
-        total = total / plan.size[:, None]
-    return (total.round() if rows.dtype == torch.uint8 else total).to(rows.dtype)
+    return total / plan.size[:, None] if equal_bytes else total
 
 
 def _mean_of_floats(rows: Tensor, plan: MixPlan) -> Tensor:
@@ -70,22 +129,23 @@ def _all_places(plan: MixPlan, dtype: torch.dtype) -> Tensor:
     return weight / plan.size[:, None]
 
 
-def _mean_of_bytes(rows: Tensor, plan: MixPlan) -> Tensor:
-    """Rounded to nearest, halves to even. In columns, to keep the float copy small."""
+def _mean_of_bytes(rows: Tensor, plan: MixPlan, end: _Columns) -> Tensor:
+    """In columns, to keep the float copy small."""
     members = inside(plan)
     # Where all shares are equal, the sum of bytes is exact and only the division rounds.
     weight = members.float() if plan.weight is None else plan.weight
-    out = rows.new_empty(plan.index.shape[0], rows.shape[1])
+    out = rows.new_empty(plan.index.shape[0], rows.shape[1], dtype=end.dtype)
     pieces = 8 if rows.is_cuda else max(8, rows.numel() >> 19)  # few kernels on a GPU, 2 MB for the cache of a CPU
     width = -(-rows.shape[1] // pieces // _ROW) * _ROW if rows.shape[1] > 8 * _ROW else -(-rows.shape[1] // 8)
     bags = None
-    for piece, mean in zip(rows.split(width, dim=1), out.split(width, dim=1), strict=True):
+    for first in range(0, rows.shape[1], width):
+        piece = rows[:, first : first + width]
         if bags is None or piece.shape[1] != width:
             bags = _bags(piece, plan.index, weight.float(), members if _sizes_are_at_hand(rows) else None)
         total = _sum_rows(piece.float(), bags)
         if plan.weight is None:
             total /= plan.size[:, None]
-        mean.copy_(total.round_().to(torch.int16))  # torch has no fast way from floats to bytes on the CPU
+        out[:, first : first + width] = end(total, first)
     return out
 
 
@@ -135,18 +195,38 @@ def _cuts(length: int) -> int:
     return 1
 
 
-def or_targets(targets: Tensor, plan: MixPlan, unknown: float = -1) -> Tensor:
-    """`logic_or` over each group. Places past its size repeat the sample itself, which leaves an OR as it is."""
+def or_targets(targets: Tensor, plan: MixPlan, unknown: float = -1, assume: str = "unknown") -> Tensor:
+    """`logic_or` over each group, as [B, C] in the dtype of `targets`.
+
+    assume: how unknown labels count: "unknown", "absent-if-mixed" or "absent". Labels that are neither 0, 1 nor unknown
+    are never taken as absent.
+    """
     categories = targets.shape[1]
     if categories == 0:
         return targets.new_empty(plan.index.shape[0], 0)
+    if targets.is_cuda and not torch.compiler.is_compiling() and _triton() is not None:
+        mode = ("unknown", "absent-if-mixed", "absent").index(assume)
+        return _triton().or_rows(targets, plan.index, plan.size, float(unknown), mode)
+    plan = filled(plan)
+    if assume == "absent":
+        targets = targets.masked_fill(is_unknown(targets, unknown), 0)
+    labels = _or_groups(targets, plan.index, unknown)
+    if assume != "absent-if-mixed":
+        return labels
+    assumed = _or_groups(targets.masked_fill(is_unknown(targets, unknown), 0), plan.index, unknown)
+    return torch.where(plan.mixed[:, None], assumed, labels)
+
+
+def _or_groups(targets: Tensor, index: Tensor, unknown: float) -> Tensor:
+    """Places past the size of a group repeat the sample itself, which leaves an OR as it is."""
+    categories = targets.shape[1]
     words = to_bits(targets)
     if torch.compiler.is_compiling():  # it fuses plain indexing, and would stop at the views of words
-        return from_bits(_or_rows(words, plan.index), targets.dtype, unknown)
+        return from_bits(_or_rows(words, index), targets.dtype, unknown)
     words = F.pad(words.contiguous(), (0, -categories % 8)).view(torch.int64)  # eight labels each
     # On the CPU so many samples at a time that their labels stay in its cache; that matters to thousands of categories.
-    rows = plan.index.shape[0] if words.is_cuda else max(1, 2**17 // words.shape[1])
-    joined = torch.cat([_or_rows(words, index) for index in plan.index.split(rows)])
+    rows = index.shape[0] if words.is_cuda else max(1, 2**17 // words.shape[1])
+    joined = torch.cat([_or_rows(words, part) for part in index.split(rows)])
     return from_bits(joined.view(torch.int8)[:, :categories], targets.dtype, unknown)
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from gpu_logicmix.augment.apply import mix_images, or_targets
-from gpu_logicmix.augment.plan import MixPlan, draw_groups, filled, still_plan
-from gpu_logicmix.labels import check_labels, is_unknown
+from gpu_logicmix.augment.finish import Finish
+from gpu_logicmix.augment.plan import MixPlan, draw_groups, still_plan
+from gpu_logicmix.labels import check_labels
 
 
 class Mix(nn.Module):
@@ -20,7 +21,14 @@ class Mix(nn.Module):
     k_max = 2  # samples in a group
     bank = 0
 
-    def __init__(self, unknown: float = -1, generator: torch.Generator | None = None, validate: bool = False) -> None:
+    def __init__(
+        self,
+        unknown: float = -1,
+        generator: torch.Generator | None = None,
+        validate: bool = False,
+        normalize: tuple | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         unknown = unknown.item() if isinstance(unknown, np.generic) else unknown
         if unknown in (0, 1):
@@ -28,6 +36,7 @@ class Mix(nn.Module):
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator={generator!r}: must be a torch.Generator or None")
         self.unknown, self.generator, self.validate = unknown, generator, validate
+        self.finish = Finish(normalize, out_dtype)
         self.epoch = 0
         self.mixup_enabled = True  # timm's switch: its training script turns it off for the last epochs
 
@@ -53,15 +62,25 @@ class Mix(nn.Module):
         return self._draw(batch_size, device)
 
     def forward(self, images: Tensor, targets: Tensor, plan: MixPlan | None = None) -> tuple[Tensor, Tensor]:
-        """Mix a batch: `images` [B, ...] and `targets` [B, C]. New tensors, or the same ones if not `active`."""
+        """Mix a batch: `images` [B, ...] and `targets` [B, C]. New tensors, or the same ones if not `active`,
+        apart from `normalize` and `out_dtype`."""
         if not self.active:
-            return images, targets
+            return self._finished(images), targets
         self._check(images, targets, plan)
         if images.shape[0] == 0:
-            return images, targets
-        # A plan that is given may be made by hand, with anything past the sizes.
-        plan = self.plan(images.shape[0], images.device) if plan is None else filled(plan)
+            return self._finished(images), targets
+        if plan is None:
+            plan = self.plan(images.shape[0], images.device)
         return self._mix(images, targets, plan)
+
+    def _finished(self, images: Tensor) -> Tensor:
+        """Nothing mixed, but normalised and cast, if that is asked for."""
+        ending = self.finish.of(images)
+        if ending is None:
+            return images
+        if ending.scale is None or images.shape[0] == 0:
+            return images.to(ending.dtype)
+        return mix_images(images, still_plan(images.shape[0], 1, images.device), ending=ending)
 
     def _draw(self, batch_size: int, device) -> MixPlan:
         """Two samples of each group, the first with the share that `_share` draws."""
@@ -74,11 +93,11 @@ class Mix(nn.Module):
         raise NotImplementedError
 
     def _mix(self, images: Tensor, targets: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor]:
-        return mix_images(images, plan), self._mix_targets(targets, plan)
+        return mix_images(images, plan, ending=self.finish.of(images)), self._mix_targets(targets, plan)
 
     def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:
         """Assume unknown labels absent, then OR."""
-        return or_targets(targets.masked_fill(is_unknown(targets, self.unknown), 0), plan, self.unknown)
+        return or_targets(targets, plan, self.unknown, assume="absent")
 
     def _check(self, images: Tensor, targets: Tensor, plan: MixPlan | None) -> None:
         """Everything that can be said without asking the device; label values only if `validate`."""

@@ -19,7 +19,6 @@ from gpu_logicmix.augment.apply import mix_images, or_targets
 from gpu_logicmix.augment.bank import Bank
 from gpu_logicmix.augment.base import Mix, check_share, check_whole
 from gpu_logicmix.augment.plan import MixPlan, draw_groups, draw_with_replacement, filled, random_source
-from gpu_logicmix.labels import is_unknown
 
 PARTNERS = {"distinct": draw_groups, "with-replacement": draw_with_replacement}
 UNKNOWN_AS = ("unknown", "absent")
@@ -44,6 +43,9 @@ class GPULogicMix(Mix):
         samples, so that one may come twice and the sample itself may be its own partner.
     unknown_as: how an unknown label counts in a mixed sample: "unknown", or "absent" for comparison with mixes that
         assume it absent. Samples that are not mixed keep their unknown labels.
+
+    normalize: (mean, std) of images in 0..1, a number each per channel. In the same pass as the mix; in `eval()` too.
+    out_dtype: of the images that come out, as torch.bfloat16. uint8 images that come out as floats are divided by 255.
 
     NaN in floating labels is unknown whatever `unknown` says. So is, without `validate`, every other label that is
     neither 0 nor 1.
@@ -70,8 +72,10 @@ class GPULogicMix(Mix):
         validate: bool = False,
         partners: str = "distinct",
         unknown_as: str = "unknown",
+        normalize: tuple | None = None,
+        out_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(unknown, generator, validate)
+        super().__init__(unknown, generator, validate, normalize, out_dtype)
         for name, value, names in (("partners", partners, PARTNERS), ("unknown_as", unknown_as, UNKNOWN_AS)):
             if value not in names:
                 raise ValueError(f"{name}={value!r}: must be {' or '.join(names)}")
@@ -103,14 +107,11 @@ class GPULogicMix(Mix):
         if self._bank is None:
             return super()._mix(images, targets, plan)
         table, table_targets, plan = self._bank.remember(images, targets, plan)
-        return mix_images(images, plan, table), self._mix_targets(table_targets, plan)
+        mixed = mix_images(images, plan, table, self.finish.of(images))
+        return mixed, self._mix_targets(table_targets, plan)
 
     def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:
-        labels = or_targets(targets, plan, self.unknown)
-        if self.unknown_as == "unknown":
-            return labels
-        assumed = or_targets(targets.masked_fill(is_unknown(targets, self.unknown), 0), plan, self.unknown)
-        return torch.where(plan.mixed[:, None], assumed, labels)
+        return or_targets(targets, plan, self.unknown, "unknown" if self.unknown_as == "unknown" else "absent-if-mixed")
 
     def reset_bank(self) -> None:
         """Forget all earlier samples, for instance before the image size changes."""

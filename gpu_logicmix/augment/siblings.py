@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gpu_logicmix.augment.base import Mix, check_share
-from gpu_logicmix.augment.plan import MixPlan, random_source, shares
+from gpu_logicmix.augment.plan import MixPlan, filled, random_source, shares
 from gpu_logicmix.labels import is_unknown
 
 
@@ -24,11 +24,11 @@ class Mixup(Mix):
     """Mixup with unknown labels taken as absent: each sample with another one, shares from Beta(alpha, alpha).
 
     The labels come back soft: floating types are kept, others become float32. This and the other siblings mix every
-    sample; `unknown`, `generator` and `validate` are as in `GPULogicMix`.
+    sample; the options `unknown`, `generator`, `validate`, `normalize` and `out_dtype` are as in `GPULogicMix`.
     """
 
-    def __init__(self, alpha: float = 0.2, *, unknown: float = -1, generator=None, validate: bool = False) -> None:
-        super().__init__(unknown, generator, validate)
+    def __init__(self, alpha: float = 0.2, **options) -> None:
+        super().__init__(**options)
         if not isinstance(alpha, Real) or not alpha > 0:
             raise ValueError(f"alpha={alpha}: must be above 0")
         self.alpha = float(alpha)
@@ -43,6 +43,7 @@ class Mixup(Mix):
         return torch.sigmoid(log[0] - log[1])
 
     def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:
+        plan = filled(plan)
         present = targets == 1
         mixed = _soft(_floating(targets, present), plan)
         # What is neither 0, 1 nor unknown must not pass as absent.
@@ -58,8 +59,8 @@ class OrMixup(Mix):
 
     alternate = True
 
-    def __init__(self, lam: float = 0.5, *, unknown: float = -1, generator=None, validate: bool = False) -> None:
-        super().__init__(unknown, generator, validate)
+    def __init__(self, lam: float = 0.5, **options) -> None:
+        super().__init__(**options)
         self.lam = check_share("lam", lam)
 
     def _share(self, batch_size: int, device) -> Tensor:
@@ -69,9 +70,6 @@ class OrMixup(Mix):
 class MultiLabelMixup(Mix):
     """Gao et al.: each sample with another one, share uniform from 0 to 1, labels by OR with unknown as absent."""
 
-    def __init__(self, *, unknown: float = -1, generator=None, validate: bool = False) -> None:
-        super().__init__(unknown, generator, validate)
-
     def _share(self, batch_size: int, device) -> Tensor:
         return torch.rand(batch_size, device=device, **random_source(self.generator))
 
@@ -80,14 +78,15 @@ class MixupPME(Mix):
     """Dong et al.: each sample with another one, share uniform from `alpha` to 1; an unknown label counts 0.5 in the
     mean, and stays unknown where the sample's own is. The labels come back soft, as from `Mixup`."""
 
-    def __init__(self, alpha: float = 0.75, *, unknown: float = -1, generator=None, validate: bool = False) -> None:
-        super().__init__(unknown, generator, validate)
+    def __init__(self, alpha: float = 0.75, **options) -> None:
+        super().__init__(**options)
         self.alpha = check_share("alpha", alpha)
 
     def _share(self, batch_size: int, device) -> Tensor:
         return self.alpha + (1 - self.alpha) * torch.rand(batch_size, device=device, **random_source(self.generator))
 
     def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:
+        plan = filled(plan)
         present = targets == 1
         hidden = ~(present | (targets == 0))
         mixed = _soft(_floating(targets, present).masked_fill_(hidden, 0.5), plan)

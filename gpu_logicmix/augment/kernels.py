@@ -1,0 +1,206 @@
+"""The mix in one pass on a GPU: gather, mean, / 255, normalise and cast in one Triton kernel; labels in a second one.
+
+Both read the plan on the device. Places past the size of a group are never read, whatever their index says. A sample is
+a row of numbers as it lies in memory, so every memory format takes the same path. The accumulator is float32; the
+multiplication and the addition of the normalisation are rounded apart (no fused multiply-add), as torch does it.
+
+`mix_rows` and `or_rows` are operators of torch, so they run on fake tensors too. Only eager code calls them: under
+`torch.compile` plain indexing becomes one kernel together with what comes before and after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Fixed, because trying out others is not allowed while a CUDA graph is captured. With 1024 numbers and 4 warps a thread
+# reads 8 bytes of uint8 and writes 16 of bfloat16 at a time.
+BLOCK, WARPS = 1024, 4
+LABEL_BLOCK = 256
+DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
+# How labels that are unknown count: as unknown, as absent in mixed samples, as absent in all.
+KEEP, ABSENT_IF_MIXED, ABSENT = 0, 1, 2
+
+
+@triton.jit
+def mix_kernel(
+    table,  # [N, row]
+    index,  # [B, K] int64
+    size,  # [B] int64
+    weight,  # [B, K] float32, read if WEIGHTED
+    out,  # [B, row]
+    scale,  # [channels] float32, read if FINISH
+    shift,  # [channels] float32
+    row,  # numbers in a sample
+    inner,  # numbers that lie together in one channel: H * W, or 1 for channels_last
+    K: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    FINISH: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ROUND: tl.constexpr,  # to whole numbers, halves to even
+    EVEN: tl.constexpr,  # the row is a multiple of BLOCK: no masks
+    BLOCK: tl.constexpr,
+):
+    # B * row may be past 2^31: bases are 64 bits wide, columns 32.
+    b = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    within = column < row
+    members = tl.load(size + b).to(tl.int32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for k in tl.static_range(K):
+        if k < members:
+            source = table + tl.load(index + b * K + k) * row.to(tl.int64) + column
+            pixel = (tl.load(source) if EVEN else tl.load(source, mask=within, other=0)).to(tl.float32)
+            total += pixel * tl.load(weight + b * K + k) if WEIGHTED else pixel
+    if not WEIGHTED:
+        total = tl.div_rn(total, members.to(tl.float32) + tl.zeros([BLOCK], tl.float32))
+    if FINISH:
+        channel = (column // inner) % CHANNELS
+        total = total * tl.load(scale + channel) + tl.load(shift + channel)
+    if ROUND:
+        total = (total + 8388608.0) - 8388608.0  # 2^23: the sum has no room for a fraction, and rounds it off
+    target = out + b * row.to(tl.int64) + column
+    if EVEN:
+        tl.store(target, total.to(out.dtype.element_ty))
+    else:
+        tl.store(target, total.to(out.dtype.element_ty), mask=within)
+
+
+@triton.jit(do_not_specialize=["unknown"])
+def or_kernel(
+    labels,  # [N, categories] of any type and strides
+    index,
+    size,
+    out,  # [B, categories], contiguous
+    categories,
+    step,  # numbers from one row of `labels` to the next
+    stride,  # and from one label to the next
+    unknown,
+    K: tl.constexpr,
+    ASSUME: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    b = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    within = column < categories
+    members = tl.load(size + b).to(tl.int32)
+    kind = out.dtype.element_ty
+    hidden = tl.full([BLOCK], unknown, kind)
+    present = tl.zeros([BLOCK], tl.int1)
+    absent = column >= 0
+    for k in tl.static_range(K):
+        if k < members:
+            source = labels + tl.load(index + b * K + k) * step.to(tl.int64) + column * stride.to(tl.int64)
+            label = tl.load(source, mask=within, other=0)
+            lacks = label == 0
+            if ASSUME > 0:
+                lacks = lacks | (((label == hidden) | (label != label)) & ((ASSUME == 2) | (members > 1)))
+            present = present | (label == 1)
+            absent = absent & lacks
+    one = tl.full([BLOCK], 1, kind)
+    zero = tl.full([BLOCK], 0, kind)
+    result = tl.where(present, one, tl.where(absent, zero, hidden))
+    tl.store(out + b * categories.to(tl.int64) + column, result, mask=within)
+
+
+def launch_mix(
+    table: Tensor,
+    index: Tensor,
+    size: Tensor,
+    weight: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    inner: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """rows [N, row], contiguous -> [B, row] of `dtype`: the mean of each group, times `scale` plus `shift` of its
+    channel, rounded if `dtype` is uint8."""
+    batch, k = index.shape
+    row = table.shape[1]
+    out = table.new_empty(batch, row, dtype=dtype)
+    grid = (triton.cdiv(row, BLOCK), batch)
+    with _on(table.device):
+        mix_kernel[grid](
+            table,
+            index.contiguous(),
+            size,
+            size if weight is None else weight.float().contiguous(),
+            out,
+            size if scale is None else scale,
+            size if shift is None else shift,
+            row,
+            inner,
+            K=k,
+            WEIGHTED=weight is not None,
+            FINISH=scale is not None,
+            CHANNELS=1 if scale is None else len(scale),
+            ROUND=dtype == torch.uint8,
+            EVEN=row % BLOCK == 0,
+            BLOCK=BLOCK,
+            num_warps=WARPS,
+            enable_fp_fusion=False,
+        )
+    return out
+
+
+def launch_or(targets: Tensor, index: Tensor, size: Tensor, unknown: float, assume: int) -> Tensor:
+    """labels [N, C] -> [B, C]: present if any of the group is 1, absent if all are 0, else `unknown`."""
+    categories = targets.shape[1]
+    labels = targets.view(torch.uint8) if targets.dtype == torch.bool else targets
+    out = torch.empty(len(index), categories, dtype=labels.dtype, device=labels.device)
+    grid = (triton.cdiv(categories, LABEL_BLOCK), len(index))
+    value = float(unknown) if labels.is_floating_point() else int(unknown)
+    with _on(labels.device):
+        or_kernel[grid](
+            labels,
+            index.contiguous(),
+            size,
+            out,
+            categories,
+            labels.stride(0),
+            labels.stride(1),
+            value,
+            K=index.shape[1],
+            ASSUME=assume,
+            BLOCK=LABEL_BLOCK,
+            num_warps=2,
+        )
+    return out.view(torch.bool) if targets.dtype == torch.bool else out
+
+
+def _on(device: torch.device):
+    """Launch on the tensors' device and its current stream."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+@torch.library.custom_op("gpu_logicmix::mix_rows", mutates_args=())
+def mix_rows(
+    table: Tensor,
+    index: Tensor,
+    size: Tensor,
+    weight: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    inner: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return launch_mix(table, index, size, weight, scale, shift, inner, dtype)
+
+
+@mix_rows.register_fake
+def _(table, index, size, weight, scale, shift, inner, dtype):
+    return table.new_empty(index.shape[0], table.shape[1], dtype=dtype)
+
+
+@torch.library.custom_op("gpu_logicmix::or_rows", mutates_args=())
+def or_rows(targets: Tensor, index: Tensor, size: Tensor, unknown: float, assume: int) -> Tensor:
+    return launch_or(targets, index, size, unknown, assume)
+
+
+@or_rows.register_fake
+def _(targets, index, size, unknown, assume):
+    return targets.new_empty(index.shape[0], targets.shape[1])

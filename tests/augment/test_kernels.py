@@ -1,0 +1,78 @@
+"""The Triton kernels against torch: in Triton's interpreter on the CPU, and on fake CUDA tensors."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from gpu_logicmix import GPULogicMix, Mixup, MixupPME, MultiLabelMixup, OrMixup
+
+pytest.importorskip("triton")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["images", "labels"])
+def test_kernels_in_the_interpreter(part):
+    """In a process of its own: Triton decides on import whether it interprets."""
+    checks = Path(__file__).parent.parent / "interpreted.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, checks, part], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "cases" in result.stdout
+
+
+class Names(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.called = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.called.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "make", [GPULogicMix, Mixup, OrMixup, MultiLabelMixup, MixupPME, lambda **o: GPULogicMix(bank=4, **o)]
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_cuda_takes_one_kernel_for_the_images(make, layout, dtype):
+    mix = make(normalize=(MEAN, STD), out_dtype=torch.bfloat16)
+    with FakeTensorMode():
+        images = torch.empty(8, 3, 64, 64, dtype=dtype, device="cuda").to(memory_format=layout)
+        targets = torch.empty(8, 80, device="cuda")
+        plan = mix.plan(8, "cuda")
+        with Names() as names:
+            mixed, labels = mix(images, targets, plan)
+    assert (mixed.dtype, mixed.shape, mixed.device.type) == (torch.bfloat16, images.shape, "cuda")
+    assert mixed.is_contiguous(memory_format=layout)
+    assert labels.shape == targets.shape
+    assert sum("gpu_logicmix.mix_rows" in name for name in names.called) == 1
+    soft = isinstance(mix, (Mixup, MixupPME))
+    assert sum("gpu_logicmix.or_rows" in name for name in names.called) == (0 if soft else 1)
+    assert not any("embedding_bag" in name for name in names.called)
+
+
+def test_offsets_past_32_bits():
+    """4,096 images of 3 x 448 x 448 are more than 2^31 numbers; shapes alone can be followed here."""
+    with FakeTensorMode():
+        images = torch.empty(4096, 3, 448, 448, dtype=torch.uint8, device="cuda")
+        mixed, _ = GPULogicMix(out_dtype=torch.bfloat16)(images, torch.empty(4096, 80, device="cuda"))
+        assert mixed.numel() == 4096 * 3 * 448 * 448
+
+
+def test_a_batch_with_history_stays_differentiable_on_cuda():
+    with FakeTensorMode():
+        images = torch.empty(8, 3, 16, 16, device="cuda", requires_grad=True)
+        mixed, _ = GPULogicMix(normalize=(MEAN, STD))(images, torch.empty(8, 80, device="cuda"))
+        assert mixed.requires_grad
+        with torch.no_grad(), Names() as names:
+            GPULogicMix()(images, torch.empty(8, 80, device="cuda"))
+    assert any("gpu_logicmix.mix_rows" in name for name in names.called)
