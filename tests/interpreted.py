@@ -27,8 +27,9 @@ def oracle(table, index, size, weight):
     rows = []
     for i in range(len(index)):
         members = index[i, : size[i]].tolist()
-        share = [1 / len(members)] * len(members) if weight is None else weight[i].double().tolist()
-        rows.append(sum(w * table[m].double() for w, m in zip(share, members, strict=False)))
+        share = [1.0] * len(members) if weight is None else weight[i].double().tolist()
+        total = sum(w * table[m].double() for w, m in zip(share, members, strict=False))
+        rows.append(total / len(members) if weight is None else total)  # in one division, so that halves are halves
     return torch.stack(rows)
 
 

@@ -38,9 +38,11 @@ class Names(torch.utils._python_dispatch.TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    "make", [GPULogicMix, Mixup, OrMixup, MultiLabelMixup, MixupPME, lambda **o: GPULogicMix(bank=4, **o)]
-)
+def with_bank(**options):
+    return GPULogicMix(bank=4, **options)
+
+
+@pytest.mark.parametrize("make", [GPULogicMix, Mixup, OrMixup, MultiLabelMixup, MixupPME, with_bank])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_cuda_takes_one_kernel_for_the_images(make, layout, dtype):
