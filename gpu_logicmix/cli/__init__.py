@@ -44,6 +44,7 @@ COMMANDS = {
     "export": Entry("export", "Use a run", "Export the model of a finished run, and check the result against it."),
     "report": Entry("runs", "Use a run", "Write the report of a run again."),
     "study": Entry("compare", "Compare", "Do the runs of a study, and compare them in tables and plots."),
+    "check": Entry("check", "Compare", "Check the kernels and the mixes on a device against the CPU, and time them."),
     "bench": Entry("bench", "Compare", "Measure what augmentation and mixing add to the training step of a model."),
 }
 
