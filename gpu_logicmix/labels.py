@@ -124,7 +124,7 @@ def hide_labels(
     not on the device or on numpy or torch.
 
     >>> labels = hide_labels(np.ones((1000, 4), dtype=np.int8), known=0.3, seed=0)
-    >>> sorted(set(labels.flat.tolist())), round(float((labels == 1).mean()), 1)
+    >>> sorted(set(labels.ravel().tolist())), round(float((labels == 1).mean()), 1)
     ([-1, 1], 0.3)
     """
     if protocol not in PROTOCOLS:
