@@ -95,7 +95,7 @@ class ClassAwareSelectiveLoss(Loss):
             missing = [name for name in categories if name not in self._by_name]
             if missing:
                 raise ValueError(f"prior: no row for {len(missing)} categories, the first of them {missing[0]!r}")
-            self.prior = torch.tensor([self._by_name[name] for name in categories]).to(self.prior.device)
+            self.prior = torch.tensor([self._by_name[name] for name in categories])
         elif self._from_labels:
             labels = torch.as_tensor(labels)
             known = ~is_unknown(labels)

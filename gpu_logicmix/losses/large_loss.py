@@ -40,6 +40,7 @@ class _LargeLoss(Loss):
     """What the three share: assume negative, and find the labels whose loss is large."""
 
     growing = True  # whether the share grows with the epochs
+    share: Tensor
 
     def __init__(
         self,

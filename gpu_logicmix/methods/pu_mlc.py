@@ -103,14 +103,14 @@ class GlobalBranch(nn.Module):
     """Values are pooled over all positions with one set of weights and spread over them with another, in `heads`
     groups of channels."""
 
-    def __init__(self, channels: int, out: int, stride: tuple[int, int], heads: int = 8) -> None:
+    def __init__(self, channels: int, out: int, stride: tuple[int, ...], heads: int = 8) -> None:
         super().__init__()
         reduced = max(1, channels // 4)
         self.reduce = nn.Conv2d(channels, reduced, 1)
         self.gather = nn.Conv2d(2 * reduced, heads, 1)
         self.spread = nn.Conv2d(2 * reduced, heads, 1)
         self.value = nn.Conv2d(channels, channels, 1)
-        self.project = nn.Conv2d(channels, out, 1, stride=stride)
+        self.project = nn.Conv2d(channels, out, 1, stride=stride)  # type: ignore[arg-type]
         self.norm = nn.BatchNorm2d(out)
         nn.init.normal_(self.norm.weight, 0, 1e-4)
         self.heads = heads
