@@ -27,8 +27,9 @@ from gpu_logicmix.cli.options import (
     list_bad_images,
     opened,
 )
-from gpu_logicmix.data import DataError, cache_dataset, pack_dataset
+from gpu_logicmix.data import DataError, ImageDataset, cache_dataset, pack_dataset
 from gpu_logicmix.data.cache import list_caches, prune, verify_cache
+from gpu_logicmix.data.sparse import SparseLabels
 from gpu_logicmix.errors import printable, shown
 from gpu_logicmix.labels import label_counts
 from gpu_logicmix.train.config import hide
@@ -64,6 +65,9 @@ def stats(
     if not dataset.categories:
         raise DataError(f"{data}: has no labels to count")
     labels, words = hide(dataset.labels, known, protocol, seed)
+    if isinstance(labels, SparseLabels):
+        _sparse_stats(dataset, labels, words, show_all, plot)
+        return
     in_training = mixed_labels(labels, GPULogicMix(p, k_min, k_max), batch_size, seed)
     k = f"K={k_min}" if k_min == k_max else f"K={k_min}-{k_max}"
     shares = [
@@ -80,6 +84,34 @@ def stats(
         screen.say(f"{nothing} categories have no known positive label: they cannot be learned.", "yellow")
     if plot is not None:
         stats_figure(shares, dataset.categories, title).savefig(plot, dpi=110)
+        screen.say(f"wrote {printable(plot)}")
+
+
+def _sparse_stats(dataset: ImageDataset, labels: SparseLabels, words: str, show_all: bool, plot: Path | None) -> None:
+    """Of a set that is too large for a matrix: what is known, without LogicMix."""
+    from gpu_logicmix.report.label_tail import tail_figure
+
+    n, width = labels.shape
+    title = (
+        f"{dataset.name} {dataset.split}: {n:,} images, {width:,} categories, {words} (sparse: {labels.known:,} known)"
+    )
+    screen.console.print(_sample_table(title, [("labels", labels)], width))
+    counts = label_counts(labels, 0)
+    table = Table(caption="images per category", caption_justify="left")
+    for at, heading in enumerate(("category", "present", "absent", "unknown")):
+        table.add_column(heading, justify="right" if at else "left")
+    order = np.argsort(-counts.positive, kind="stable")
+    for c in ends(order, show_all):
+        if c is None:
+            table.add_row(f"… {len(order) - 16:,} more (--all)", "", "", "")
+        else:
+            table.add_row(shown(dataset.categories[c]), *(f"{values[c]:,}" for values in counts))
+    screen.console.print(table)
+    nothing = int((counts.positive == 0).sum())
+    if nothing:
+        screen.say(f"{nothing:,} categories have no known positive label: they cannot be learned.", "yellow")
+    if plot is not None:
+        tail_figure(counts, title).savefig(plot, dpi=110)
         screen.say(f"wrote {printable(plot)}")
 
 

@@ -53,6 +53,22 @@ def test_preview(tmp_path):
     assert run("preview", f"csv:{csv}", "--out", out, "--on-bad-image", "skip")[0] == 0
 
 
+def test_stats_of_sparse_labels_and_pack(tmp_path):
+    code, text = run(
+        "stats", "shapes", "-o", "count=50", "-o", "labels=sparse", "--known", "0.3", "--plot", tmp_path / "a.png"
+    )
+    assert code == 0, text
+    assert "sparse" in text
+    assert "circle" in text
+    assert (tmp_path / "a.png").stat().st_size > 5000
+    code, text = run(
+        "pack", "shapes", "-o", "count=5", "--out", tmp_path / "shards", "--size", "16", "--per-shard", "2"
+    )
+    assert code == 0, text
+    assert len(list((tmp_path / "shards").glob("train-*.tar"))) == 3
+    assert run("stats", f"tar:{tmp_path / 'shards'}")[0] == 0
+
+
 def test_cache(tmp_path):
     for _ in range(2):
         code, text = run("cache", "shapes", "--to", tmp_path, "--size", "16", "-o", "count=40", "--verify")
