@@ -13,6 +13,7 @@ from gpu_logicmix.methods.base import HEADS
 from gpu_logicmix.methods.everyone import Everyone
 
 OPTIONS = ["words=7", "width=none", "joint=5", "out=9", "start=1", "contrast=0.5"]
+pytestmark = pytest.mark.slow  # two processes
 NAMES = ["sst", "hst", "sarb", "dsrb"]
 STEPS, BATCH, CATEGORIES = 4, 6, 4
 

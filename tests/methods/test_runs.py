@@ -9,8 +9,11 @@ import torch
 from launch import ranks
 from rich.console import Console
 
+from gpu_logicmix import build_model
+from gpu_logicmix.losses.base import Batch
 from gpu_logicmix.study.plan import read_study
 from gpu_logicmix.train import loop
+from gpu_logicmix.train.build import make_loss
 from gpu_logicmix.train.checkpoint import read_checkpoint
 from gpu_logicmix.train.config import PRESETS, make_config
 from gpu_logicmix.train.signals import Interrupted
@@ -48,6 +51,7 @@ def same(a, b) -> bool:
     return a == b
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", OPTIONS)
 def test_stopped_in_an_epoch_and_resumed_is_bit_equal(head, tmp_path, monkeypatch):
     quiet = Console(quiet=True)
@@ -76,6 +80,7 @@ PLAIN = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["sst", "sarb"])
 def test_two_processes_are_one_with_the_doubled_batch(head, tmp_path):
     """Without chance in the input, and without batch norm, which would see another batch in each process."""
@@ -101,6 +106,30 @@ def test_presets_are_valid(name):
         assert (chosen.optimizer, chosen.lr, chosen.epochs) == ("adam", 1e-5, 20)
         assert (chosen.schedule, chosen.lr_step) == ("step", 10)
         assert (chosen.mix, chosen.p, chosen.k_min, chosen.k_max) == ("none", 0.1, 2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith(("-coco", "-tresnet", "-swin"))])
+def test_presets_take_a_step_at_full_size(name):
+    """On the meta device, whose tensors have shapes but no values: every part fits the others, and all that is trained
+    gets a gradient."""
+    chosen = make_config({}, name)
+    with torch.device("meta"):
+        model = build_model(
+            chosen.model,
+            80,
+            chosen.head,
+            head_options=chosen.head_option or (),
+            image_size=chosen.size,
+            freeze=chosen.freeze,
+        )
+    images = torch.empty(chosen.batch_size, 3, chosen.size, chosen.size, device="meta")
+    batch = Batch(torch.empty(chosen.batch_size, 80, dtype=torch.int8, device="meta"), epoch=chosen.epochs - 1)
+    model.head.training_step(model, [images], batch, make_loss(chosen)).total.backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    if chosen.freeze:  # layer4 alone
+        trained = {n.split(".")[1] for n, p in model.named_parameters() if p.requires_grad and n.startswith("backbone")}
+        assert trained == {"layer4"}
 
 
 @pytest.mark.parametrize(

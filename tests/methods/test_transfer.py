@@ -247,6 +247,7 @@ def test_mixed_samples_are_not_stored():
             assert (changed == (2 if mixed is None else int((~mixed).sum()))).all()
 
 
+@pytest.mark.slow
 def test_the_pair_head_of_200_categories_fits_in_2_gb():
     """At full width, forward and backward with a batch of 8; the peak of a process that does nothing else."""
     code = """
