@@ -1,6 +1,6 @@
 """GPULogicMix in the place of timm's `mixup_fn`, with timm's model, loss place and optimizer around it.
 
-timm's train.py calls `input, target = mixup_fn(input, target)` on the device. GPULogicMix has the same call; it wants a
+timm's train.py calls `input, target = mixup_fn(input, target)` on the device. `MixupFn` has the same call; it wants a
 label matrix where timm's Mixup wants class numbers.
 
     python examples/timm_mixup_fn.py
@@ -10,7 +10,8 @@ import timm
 import timm.optim
 import torch
 
-from gpu_logicmix import GPULogicMix, PartialAsymmetricLoss, hide_labels, make_loader, open_dataset
+from gpu_logicmix import PartialAsymmetricLoss, hide_labels, make_loader, open_dataset
+from gpu_logicmix.integrations.timm import MixupFn
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(0)
@@ -21,7 +22,7 @@ loader = make_loader(dataset, batch_size=64, shuffle=True)
 model = timm.create_model("resnet10t", num_classes=len(dataset.categories)).to(device)
 optimizer = timm.optim.create_optimizer_v2(model, opt="adamw", lr=1e-3)
 train_loss_fn = PartialAsymmetricLoss()
-mixup_fn = GPULogicMix()
+mixup_fn = MixupFn(p=0.5)  # timm sets mixup_fn.mixup_enabled = False from --mixup-off-epoch on
 
 losses = []
 for _epoch in range(5):

@@ -30,6 +30,7 @@ _LATER = {
     "RandAugment": "augment.randaugment",
     "RandomHorizontalFlip": "augment.randaugment",
     "MultiScaleCrop": "augment.crop",
+    "mix_batch": "integrations.batches",
     "convert_labels": "labels",
     "hide_labels": "labels",
     "label_counts": "labels",

@@ -17,7 +17,7 @@ def run(name, capsys):
     return capsys.readouterr().out
 
 
-LOOPS = ["accelerate_loop", "lightning_module", "plain_loop", "timm_mixup_fn"]
+LOOPS = ["accelerate_loop", "hf_trainer", "lightning_callback", "lightning_module", "plain_loop", "timm_mixup_fn"]
 
 
 def test_all_examples_are_tested():
