@@ -71,6 +71,11 @@ def test_the_readme_counts_right():
     assert len(text.splitlines()) <= 150
 
 
+def test_every_command_is_in_the_docs():
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert [name for name in cli.COMMANDS if f"| `{name}` |" not in text] == []
+
+
 def commands(page: Path) -> list[list[str]]:
     """Every command of ours in an indented block or a fence."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
