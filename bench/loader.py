@@ -2,6 +2,7 @@
 
     python bench/loader.py                                  # makes JPEGs of COCO's size; about 4 minutes on 2 cores
     python bench/loader.py --data coco:/data/coco --size 448 --count 2000
+    python bench/loader.py --shards                         # files, shards and cache compared, without mixing
 
 Images a second, from files to a float batch on the device (CUDA, where there is one), over whole epochs:
 
@@ -40,7 +41,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from gpu_logicmix import GPULogicMix, __version__, logic_or
-from gpu_logicmix.data import ImageDataset, cache_dataset, make_loader, open_dataset
+from gpu_logicmix.data import ImageDataset, cache_dataset, make_loader, open_dataset, pack_dataset
 from gpu_logicmix.machine import keep_memory
 from gpu_logicmix.progress import progress_bar
 
@@ -140,6 +141,22 @@ def measure(dataset: ImageDataset, cached: ImageDataset, workers: int, options, 
     return {"workers": workers, "threads": threads, "rates": rates}
 
 
+def compare_shards(dataset: ImageDataset, cached: ImageDataset, packed: ImageDataset, options) -> dict:
+    """Images a second from files, from shards and from the cache, in turns, without workers and without mixing."""
+    loaders = {
+        name: make_loader(source, options.batch_size, shuffle=True, drop_last=True)
+        for name, source in (("files", dataset), ("shards", packed), ("cache", cached))
+    }
+    images = len(dataset) // options.batch_size * options.batch_size
+    rates: dict[str, list[float]] = {name: [] for name in loaders}
+    for number in range(options.rounds + 1):
+        for name, loader in loaders.items():
+            rate = images / run_epoch(loader, None, torch.device(options.device))
+            if number:  # the first round warms up
+                rates[name].append(rate)
+    return {"rates": rates, "median": {name: round(statistics.median(values), 1) for name, values in rates.items()}}
+
+
 def dataset_loader(dataset: ImageDataset, k: int, workers: int, options, device: torch.device) -> DataLoader:
     return DataLoader(
         CPULogicMix(dataset, P, k, k),
@@ -224,6 +241,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--rounds", type=int, default=8, help="epochs that count, of each method")
+    parser.add_argument("--shards", action="store_true", help="compare files, shards and cache instead")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--name", default="loader", help="results/NAME.json and .png are written")
     options = parser.parse_args()
@@ -257,6 +275,14 @@ def main() -> None:
             "runs": [],
         }
         cached = cache_dataset(dataset, Path(folder) / "cache")
+        if options.shards:
+            os.environ["GPU_LOGICMIX_INDEX"] = str(Path(folder) / "index")
+            pack_dataset(dataset, Path(folder) / "shards", per_shard=64)
+            packed = open_dataset(f"tar:{folder}/shards", "train", options.size)
+            report["runs"] = [compare_shards(dataset, cached, packed, options)]
+            RESULTS.joinpath("shards.json").write_text(json.dumps(report, indent=1) + "\n")
+            console.print(report["runs"][0]["median"])
+            return
         for workers in options.workers:
             report["runs"].append(measure(dataset, cached, workers, options, device))
     file = RESULTS / f"{options.name}.json"

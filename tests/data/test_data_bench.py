@@ -46,6 +46,18 @@ def test_cpu_logicmix_is_mlcpls(bench):
     assert 15 < mixed < 45
 
 
+def test_shards_are_compared(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    monkeypatch.setenv("GPU_LOGICMIX_INDEX", str(tmp_path / "index"))
+    sizes = ["--count", "8", "--batch-size", "4", "--size", "32", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["loader.py", "--shards", *sizes])
+    monkeypatch.setattr(bench, "keep_memory", lambda: None)
+    bench.main()
+    rates = json.loads((tmp_path / "shards.json").read_text())["runs"][0]["rates"]
+    assert set(rates) == {"files", "shards", "cache"}
+    assert all(rate > 0 for values in rates.values() for rate in values)
+
+
 def test_script(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "RESULTS", tmp_path)
     arguments = [
