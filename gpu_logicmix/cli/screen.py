@@ -16,7 +16,7 @@ class Output:
     """sys.stdout (or sys.stderr), whatever it is at the moment, without its errors.
 
     The terminal may be closed and the reader of a pipe may go away (`fit | head`) while a run trains. The rest of the
-    output is then dropped and the run goes on.
+    output is then dropped and the run continues.
     """
 
     def __init__(self, name: str = "stdout") -> None:

@@ -252,7 +252,7 @@ class Config:
         if self.known is not None:
             check_known(self.known, self.protocol)
         if self.val is not None and self.holdout:
-            raise ValueError("val and holdout: choose one")
+            raise ValueError(f"val={self.val!r} and holdout={self.holdout:g}: choose one")
         if self.augment is not None and self.augment not in AUGMENTS and ":" not in self.augment:
             raise ValueError(f"augment={self.augment!r}: must be one of {', '.join(AUGMENTS)}, or MODULE:FUNCTION")
         LOSSES.parse(self.loss, self.loss_option)

@@ -121,7 +121,7 @@ def test_a_written_file_gives_an_equal_config(tmp_path_factory, data):
         ("known = 0", "known=0: must be above 0 and at most 1"),
         ("known = 1.5", "known=1.5: must be above 0 and at most 1"),
         ('known = 2.5\nprotocol = "per-class"', "known=2.5: with protocol=per-class it is a number of labels"),
-        ('val = "shapes"\nholdout = 0.1', "val and holdout: choose one"),
+        ('val = "shapes"\nholdout = 0.1', "val='shapes' and holdout=0.1: choose one"),
         ('preset = "paper"', "preset='paper': must be one of paper-coco"),
         ("preset = [1]", "preset=[1]: must be one of paper-coco"),
         ("lr = ", "not TOML"),
