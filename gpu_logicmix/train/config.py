@@ -237,6 +237,11 @@ class Config:
     eval_every: int = _run(1, "Epochs between two validations; there is one after the last.", low=1)
     log_every: int = _run(50, "Steps between two lines of the log.", low=1, free=True)
     tensorboard: bool = _run(False, "Also write for TensorBoard.", free=True)
+    log_to: list[str] | None = _run(  # noqa: RUF009
+        None,
+        "Also log to tensorboard, wandb or mlflow, offline unless their variables say else; may be repeated.",
+        free=True,
+    )
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -255,6 +260,9 @@ class Config:
             raise ValueError(f"val={self.val!r} and holdout={self.holdout:g}: choose one")
         if self.augment is not None and self.augment not in AUGMENTS and ":" not in self.augment:
             raise ValueError(f"augment={self.augment!r}: must be one of {', '.join(AUGMENTS)}, or MODULE:FUNCTION")
+        for name in self.log_to or ():
+            if name not in ("tensorboard", "wandb", "mlflow"):
+                raise ValueError(f"log_to={name!r}: must be one of tensorboard, wandb, mlflow")
         LOSSES.parse(self.loss, self.loss_option)
         HEADS.parse(self.head, self.head_option)
 

@@ -50,7 +50,7 @@ from gpu_logicmix.train.build import (
     prepare_methods,
 )
 from gpu_logicmix.train.checkpoint import restore, save_checkpoint, state_digest, state_of, write_checkpoint
-from gpu_logicmix.train.config import Config, located, to_toml
+from gpu_logicmix.train.config import Config, changed, located, to_toml
 from gpu_logicmix.train.distributed import World, joined_world
 from gpu_logicmix.train.finish import close_run, opened_folder
 from gpu_logicmix.train.inputs import open_train, open_tune, open_val
@@ -92,7 +92,7 @@ def fit(
             return end
         with console.status("opening the data and building the model …"):
             training = Training(config, folder, world, say)
-        log = runlog.Log(folder, world.main, config.tensorboard)
+        log = runlog.Log(folder, world.main, config.tensorboard, config.log_to or (), changed(config))
         if state is not None:
             restore(training, state)
             log.rewind(training.step, training.closed)

@@ -8,18 +8,19 @@ import io
 import json
 import math
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpu_logicmix.errors import RunError
 from gpu_logicmix.files import open_plain, write_whole
 from gpu_logicmix.machine import machine, version_line, versions
 from gpu_logicmix.train import inputs
 from gpu_logicmix.train.checkpoint import or_say
 from gpu_logicmix.train.config import Config
+from gpu_logicmix.train.trackers import open_trackers
 
 KINDS = ("start", "step", "epoch", "curriculum", "bad_images", "cft", "end")
 
@@ -27,15 +28,17 @@ KINDS = ("start", "step", "epoch", "curriculum", "bad_images", "cft", "end")
 class Log:
     """A line for each logging point, epoch and event. Only the first process writes (`enabled`)."""
 
-    def __init__(self, folder: Path, enabled: bool, tensorboard: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        enabled: bool,
+        tensorboard: bool,
+        log_to: Sequence[str] = (),
+        options: dict[str, Any] | None = None,
+    ) -> None:
         self.folder, self.file, self.enabled = folder, folder / "log.jsonl", enabled
-        self.board = None
-        if enabled and tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise RunError("tensorboard is not installed: pip install 'gpu-logicmix[tensorboard]'") from None
-            self.board = SummaryWriter(str(folder / "tensorboard"))
+        names = [*(["tensorboard"] if tensorboard else []), *log_to]
+        self.trackers = open_trackers(names, folder, options or {}) if enabled else []
 
     def rewind(self, step: int, closed: int) -> None:
         """Forget what came after the checkpoint that the run resumes from."""
@@ -59,11 +62,16 @@ class Log:
                 file.write(line + "\n")
             if kind == "epoch":
                 self._write_csv()
-        if self.board is not None and "step" in values:
-            for name, value in values.items():
-                if isinstance(value, (int, float)) and name not in ("step", "epoch"):
-                    self.board.add_scalar(f"{kind}/{name}", value, values["step"])
-            self.board.flush()
+        numbers = {
+            f"{kind}/{name}": value
+            for name, value in values.items()
+            if isinstance(value, (int, float)) and name not in ("step", "epoch")
+        }
+        for tracker in self.trackers:
+            if "step" in values:
+                tracker.log(numbers, values["step"])
+            if kind == "end":
+                tracker.close()
 
     def _write_csv(self) -> None:
         epochs = [line for line in read_log(self.folder) if line["kind"] == "epoch"]
