@@ -137,6 +137,8 @@ def log_start(run: Any, log: Log, command: str) -> None:
     )
     for message in run.model.messages:
         run.say(message)
+    for line in dict.fromkeys((*run.train_set.warnings, *run.val_set.warnings)):
+        run.say(f"warning: {line}")
     run.say(
         f"{run.train_set.name}: {count:,} training images, {len(run.val_set):,} for validation, "
         f"{len(run.train_set.categories)} categories, {known:.1%} of labels known, "
