@@ -8,6 +8,11 @@ from places import ROOT
 FILES = sorted((ROOT / "gpu_logicmix").rglob("*.py"))
 
 
+def _triton(function: ast.FunctionDef) -> bool:
+    """Triton reads the arguments of its kernels itself: pointers and constants have no Python types."""
+    return any("triton" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
 def untyped(tree: ast.Module) -> list[str]:
     """Public functions, and methods of public classes, of which an argument or the result has no type."""
     found = []
@@ -18,7 +23,7 @@ def untyped(tree: ast.Module) -> list[str]:
                 look(child, f"{child.name}.")
             elif isinstance(child, (ast.If, ast.Try)):  # another definition for an older version
                 look(child, within)
-            elif isinstance(child, ast.FunctionDef) and not child.name.startswith("_"):
+            elif isinstance(child, ast.FunctionDef) and not child.name.startswith("_") and not _triton(child):
                 given = child.args
                 names = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
                 if within and not any(getattr(d, "id", "") == "staticmethod" for d in child.decorator_list):

@@ -162,7 +162,9 @@ def results(device: torch.device) -> Iterator[tuple[str, Result]]:
             yield name, ("failed", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
 
 
-def run_checks(device: str | torch.device = "cpu", out: str | Path | None = None, say=lambda line: None) -> bool:
+def run_checks(
+    device: str | torch.device = "cpu", out: str | Path | None = None, say: Callable[[str], None] = lambda line: None
+) -> bool:
     """Run all checks and measure; write check.json and check.md into the folder `out`. True if nothing failed."""
     device = torch.device(device)
     torch.manual_seed(0)

@@ -185,6 +185,7 @@ def _machine(run: Run) -> list[tuple[str, Any]]:
         ("parameters", parameters),
         ("maximum memory", gigabytes(max((finite(e.get("memory")) or 0 for e in run.epochs), default=0))),
         *(versions.items() if isinstance(versions, dict) else ()),
+        *([("tested", start["version_line"])] if start.get("version_line") else ()),
     ]
     if len(run.starts) > 1:
         times = ", ".join(str(s.get("time", "–")) for s in run.starts)
