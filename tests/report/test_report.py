@@ -449,9 +449,10 @@ def test_precision_recall_and_reliability_against_slow_oracles(seed):
         taken = known & (scores >= cut)
         hits = (targets[taken] == 1).sum()
         expected.append((hits / (targets == 1).sum(), hits / taken.sum()))
-    assert points == pytest.approx(expected)
+    assert np.array(points) == pytest.approx(np.array(expected))
     precision, recall, _ = sklearn_curve(targets[known], scores[known])
-    assert sorted(points) == pytest.approx(sorted(zip(recall[:-1], precision[:-1], strict=True)))
+    pairs = sorted(zip(recall[:-1], precision[:-1], strict=True))
+    assert np.array(sorted(points)) == pytest.approx(np.array(pairs))
     found = reliability(scores, targets)
     shares = 1 / (1 + np.exp(-scores[known].astype(float)))
     total = 0.0

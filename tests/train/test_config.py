@@ -44,7 +44,9 @@ def test_the_papers_settings():
         assert (c.loss, c.loss_option) == ("asl", None)  # its own defaults: gamma_neg 4, gamma_pos 0, clip 0.05
         assert c.cl
         assert c.cft
-    assert set(PRESETS) == {"paper-coco", "paper-voc", "paper-vg"}
+    assert {"paper-coco", "paper-voc", "paper-vg"} <= set(PRESETS)
+    for name in PRESETS:
+        make_config({}, name)  # every option of every preset is a valid one
 
 
 def test_every_option_is_on_the_command_line_and_in_its_help():

@@ -209,7 +209,7 @@ def test_a_run_on_sparse_labels_is_the_run_on_a_matrix(tmp_path, monkeypatch):
     from gpu_logicmix.train.loop import fit
 
     options = {"model": "test_resnet", "weights": "none", "head": "linear", "epochs": 2, "accumulate": 1, "threads": 1}
-    settings = config(**options, cft_epochs=3, images=40, theta_pos=0.1, theta_neg=-0.1)
+    settings = config(**options, cft_epochs=3, theta_pos=0.1, theta_neg=-0.1)
     fit(settings, tmp_path / "matrix", console=Console(quiet=True))
     opened = inputs.open_dataset
 

@@ -411,7 +411,13 @@ def test_two_processes_evaluate_as_one(alone, tmp_path, count):
     for command in ranks(tmp_path, 2, *arguments, tmp_path / "two.json"):
         assert command.process.exitcode == 0, command.text
     one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two"))
-    assert one == two
+    # Batches of another make-up: the last bit of a logit may differ, which ECE sees.
+    assert {k: v for k, v in one.items() if not isinstance(v, float)} == {
+        k: v for k, v in two.items() if not isinstance(v, float)
+    }
+    assert {k: v for k, v in one.items() if isinstance(v, float)} == pytest.approx(
+        {k: v for k, v in two.items() if isinstance(v, float)}, abs=1e-7, nan_ok=True
+    )
     assert one["images"] == count
 
 
