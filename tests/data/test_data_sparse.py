@@ -140,7 +140,7 @@ def test_dense_where_it_is_small(monkeypatch):
 
 
 def test_table_needs_no_sync_and_compiles():
-    """On fake CUDA tensors reading a value raises; on meta there is none to read."""
+    """On meta there is no value to read: a sync would raise."""
     labels = SparseLabels.of_dense(np.random.default_rng(0).integers(-1, 2, (20, 7)).astype(np.int8))
     assert LabelTable(labels).to("meta")(torch.zeros(5, dtype=torch.int64, device="meta")).shape == (5, 7)
     table = torch.compile(labels.table(), fullgraph=True, backend="eager", dynamic=True)
