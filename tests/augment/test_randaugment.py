@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from pictures import made_up
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import autoaugment as reference
-from torchvision.transforms.functional import resize as reference_resize
 
 import gpu_logicmix
 from gpu_logicmix.augment import randaugment as module
@@ -47,30 +45,6 @@ def one_operation(name, m, sign, batch, bins=BINS, **options):
     """A RandAugment of this operation alone, and the plan that gives it this sign."""
     plan = AugmentPlan(torch.zeros(batch, 1, dtype=torch.int64), torch.full((batch, 1), sign))
     return RandAugment(1, m, bins=bins, ops=[name], **options), plan
-
-
-def made_up(height=64, width=50):
-    """Random, constant, black, white, contrast of one pixel and of one level, a ramp."""
-    generator = torch.Generator().manual_seed(1)
-    images = torch.zeros(8, 3, height, width, dtype=torch.uint8)
-    images[0] = torch.randint(256, (3, height, width), generator=generator)
-    images[1] = torch.tensor([40, 128, 200])[:, None, None]
-    images[3] = 255
-    images[4] = 100
-    images[4, :, 3, 5] = 101
-    images[5, :, height // 2, width // 2] = 255
-    images[6] = torch.arange(width) * 255 // (width - 1)
-    images[7] = torch.randint(90, 110, (3, height, width), generator=generator)
-    return images
-
-
-@pytest.fixture(scope="module")
-def photos(shared):
-    """Four photos, in one size that is neither square nor even."""
-    paths = sorted((shared / "data" / "coco-mini" / "train2014").glob("*.jpg"))[:4]
-    assert len(paths) == 4
-    photos = [torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1) for path in paths]
-    return torch.stack([reference_resize(photo, [225, 200]) for photo in photos])
 
 
 def check_pixels(images, name, m, sign, bins=BINS):

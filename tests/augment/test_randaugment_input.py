@@ -2,41 +2,15 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from pictures import made_up
 from torchvision.transforms.functional import resize as reference_resize
 
 from gpu_logicmix import RandAugment, RandomHorizontalFlip
 from gpu_logicmix.augment.pixel_ops import resize
 from gpu_logicmix.augment.randaugment import AugmentPlan
-
-
-def made_up(height=64, width=50):
-    """Random, constant, black, white, contrast of one pixel and of one level, a ramp."""
-    generator = torch.Generator().manual_seed(1)
-    images = torch.zeros(8, 3, height, width, dtype=torch.uint8)
-    images[0] = torch.randint(256, (3, height, width), generator=generator)
-    images[1] = torch.tensor([40, 128, 200])[:, None, None]
-    images[3] = 255
-    images[4] = 100
-    images[4, :, 3, 5] = 101
-    images[5, :, height // 2, width // 2] = 255
-    images[6] = torch.arange(width) * 255 // (width - 1)
-    images[7] = torch.randint(90, 110, (3, height, width), generator=generator)
-    return images
-
-
-@pytest.fixture(scope="module")
-def photos(shared):
-    """Four photos, in one size that is neither square nor even."""
-    paths = sorted((shared / "data" / "coco-mini" / "train2014").glob("*.jpg"))[:4]
-    assert len(paths) == 4
-    photos = [torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1) for path in paths]
-    return torch.stack([reference_resize(photo, [225, 200]) for photo in photos])
-
 
 # Bad input
 

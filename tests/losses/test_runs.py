@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from launch import ranks
+from oracles import same
 from rich.console import Console
 
 from gpu_logicmix import CurriculumLabels
@@ -38,17 +39,6 @@ def config(name, **given):
     small |= {"batch_size": 8, "accumulate": 2, "cft": False, "workers": 0, "threads": 1, "log_every": 1}
     small |= {"head": "linear", "theta_pos": 0.2, "theta_neg": -0.2, "cl": name not in ("ll-cp", "sr")}
     return make_config(small | METHODS[name] | given)
-
-
-def same(a, b) -> bool:
-    """Of nested dicts, lists and tensors: bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
 
 
 def marks(checkpoint) -> torch.Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from launch import PLAIN, SMALL, Command, good, ranks, run, until
+from oracles import same
 from PIL import Image
 from places import ROOT
 from rich.console import Console
@@ -40,17 +41,6 @@ def without_times(value):
     if isinstance(value, dict):
         return {k: without_times(v) for k, v in value.items() if k not in TIMES}
     return [without_times(v) for v in value] if isinstance(value, list) else value
-
-
-def same(a, b) -> bool:
-    """Of nested dicts, lists and tensors: bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
 
 
 def log_of(folder: Path) -> list[dict]:
