@@ -46,9 +46,11 @@ def result(folder: Path, fine_tuned: bool = False) -> dict[str, Any] | None:
     epochs = [line for line in lines if line.get("kind") == "epoch"]
     starts = [line for line in lines if line.get("kind") == "start"]
     tuned = [e for e in epochs if finite(e.get("tune_mAP")) is not None and finite(e.get("mAP")) is not None]
+    best = [value for e in epochs if (value := finite(e.get("mAP"))) is not None]
     return {
         **(epochs[-1] if epochs else {}),
         **lines[-1],
+        "mAP_best": max(best) if best else lines[-1].get("mAP_best"),
         "mAP_tuned": max(tuned, key=lambda e: e["tune_mAP"])["mAP"] if tuned else None,
         "known_measured": starts[-1].get("known") if starts else None,
     }

@@ -112,7 +112,9 @@ def _write_kept(run: Any) -> dict[str, Any]:
         run.say(f"left out of mAP, no known positive to validate on: {names}{more}")
     last = lines[-1].get("mAP") if lines else None
     last = math.nan if last is None else last
-    return {"kept": run.config.keep, "epoch": epoch, "mAP": metrics.mAP, "mAP_last": last, "mAP_best": run.best}
+    # On the validation images, whatever the epoch was chosen by.
+    best = max((line["mAP"] for line in lines if line.get("mAP") is not None), default=run.best)
+    return {"kept": run.config.keep, "epoch": epoch, "mAP": metrics.mAP, "mAP_last": last, "mAP_best": best}
 
 
 def _note_bad_images(run: Any, log: Log) -> None:

@@ -279,3 +279,12 @@ def test_two_views_are_mixed_by_one_plan():
     assert not torch.equal(weak, images.float() / 255)
     with pytest.raises(ValueError, match="two views"):
         Augment(replace(config, bank=4), views=2)
+
+
+def test_the_best_epoch_by_held_out_images_reports_validation_figures(tmp_path):
+    end = train(tmp_path / "run", tune_images=8, epochs=3)
+    epochs = [line for line in read_log(tmp_path / "run") if line["kind"] == "epoch"]
+    assert end["mAP_best"] == max(line["mAP"] for line in epochs)
+    chosen = max(epochs, key=lambda line: line["tune_mAP"])
+    assert end["epoch"] == chosen["epoch"]
+    assert end["mAP"] == pytest.approx(chosen["mAP"])
