@@ -41,6 +41,8 @@ def read_config(folder: Path) -> Config:
     if not any((folder / name).exists() for name in ("last.pt", "previous.pt")):
         raise RunError(f"{folder}: not a run (it has no config.toml)")
     state = read_last(folder, lambda text: None)
+    if not isinstance(state.get("config"), dict):
+        raise RunError(f"{folder}: its last.pt is not a checkpoint to resume from")
     names = {f.name for f in fields(Config)}
     return make_config({name: value for name, value in state["config"].items() if name in names})
 

@@ -58,6 +58,8 @@ def _state_to_resume(folder: Path, resume: str, warn: Callable[[str], None]) -> 
     state = read_last(folder, warn)
     if state is None and resume == "must":
         raise RunError(f"{folder}: no run to resume; start one without --resume")
+    if state is not None and not isinstance(state.get("config"), dict):  # best.pt under another name, for one
+        raise RunError(f"{folder}: its last.pt is not a checkpoint to resume from; choose another --out")
     return state
 
 

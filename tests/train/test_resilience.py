@@ -288,3 +288,13 @@ def test_the_best_epoch_by_held_out_images_reports_validation_figures(tmp_path):
     chosen = max(epochs, key=lambda line: line["tune_mAP"])
     assert end["epoch"] == chosen["epoch"]
     assert end["mAP"] == pytest.approx(chosen["mAP"])
+
+
+def test_best_weights_in_place_of_a_checkpoint_are_refused_in_one_line(tmp_path, finished):
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    shutil.copy(folder / "best.pt", folder / "last.pt")
+    with pytest.raises(RunError, match=r"its last\.pt is not a checkpoint to resume from"):
+        train(folder, "must")
+    (folder / "config.toml").unlink()
+    with pytest.raises(RunError, match=r"its last\.pt is not a checkpoint to resume from"):
+        read_config(folder)
