@@ -224,7 +224,7 @@ def _or_groups(targets: Tensor, index: Tensor, unknown: float) -> Tensor:
     if torch.compiler.is_compiling():  # it fuses plain indexing, and would stop at the views of words
         return from_bits(_or_rows(words, index), targets.dtype, unknown)
     words = F.pad(words.contiguous(), (0, -categories % 8)).view(torch.int64)  # eight labels each
-    # On the CPU so many samples at a time that their labels stay in its cache; that matters to thousands of categories.
+    # On the CPU in blocks of samples whose labels fit into its cache: it matters with thousands of categories.
     rows = index.shape[0] if words.is_cuda else max(1, 2**17 // words.shape[1])
     joined = torch.cat([_or_rows(words, part) for part in index.split(rows)])
     return from_bits(joined.view(torch.int8)[:, :categories], targets.dtype, unknown)

@@ -11,6 +11,7 @@ import typer
 from gpu_logicmix.cli import screen
 from gpu_logicmix.cli.options import MAX_SIZE, Device, Threads
 from gpu_logicmix.errors import printable
+from gpu_logicmix.progress import progress_bar
 
 
 def bench(
@@ -33,15 +34,12 @@ def bench(
 
         gpu-logicmix bench --model resnet101 --size 448 --batch-size 32
     """
-    from rich.progress import Progress
-
     from gpu_logicmix.train.stepbench import VARIANTS, measure_step, step_config, step_table
 
     options = {"model": model, "weights": weights, "size": size, "batch_size": batch_size, "compile": compile}
     config = step_config(**options, device=device, threads=threads, amp=amp)
-    with Progress(console=screen.console, transient=True) as progress:
-        task = progress.add_task("steps", total=(rounds + 1) * len(VARIANTS))
-        result = measure_step(config, rounds, lambda: progress.advance(task))
+    with progress_bar((rounds + 1) * len(VARIANTS), "steps", unit="steps", console=screen.console) as bar:
+        result = measure_step(config, rounds, bar)
     screen.console.print(step_table(result))
     if out is not None:
         out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

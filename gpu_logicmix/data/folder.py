@@ -13,7 +13,7 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
 def list_folder(root: Path, split: str) -> Listing:
-    """All images below `root`, sorted by path. `split` plays no part: there are no labels."""
+    """All images below `root`, sorted by path. `split` is ignored: there are no labels."""
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
     paths = sorted(

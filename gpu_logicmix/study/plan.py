@@ -206,7 +206,7 @@ def run_sizes(planned: Sequence[Planned]) -> list[int]:
 
 
 def study_hours(planned: Sequence[Planned], out: str | Path, images_per_second: float) -> tuple[float, float]:
-    """Hours of all runs, and of those that are left, on a machine that works through so many images per second."""
+    """Hours of all runs, and of those that are left, on a machine of that speed."""
     if not images_per_second > 0:
         raise ValueError(f"images_per_second={images_per_second:g}: must be above 0")
     runs = distinct(planned)

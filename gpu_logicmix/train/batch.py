@@ -31,12 +31,15 @@ def mix_of(config: Config) -> Mix | None:
     """The mix that the options name."""
     if config.mix != "logicmix":
         return make_mix(config.mix)
-    options = {"p": config.p, "k_min": config.k_min, "k_max": config.k_max, "bank": config.bank}
-    if config.partners != "distinct":
-        options["partners"] = config.partners
-    if config.mix_unknown != "unknown":
-        options["unknown_as"] = config.mix_unknown
-    return make_mix("logicmix", **options)
+    return make_mix(
+        "logicmix",
+        p=config.p,
+        k_min=config.k_min,
+        k_max=config.k_max,
+        bank=config.bank,
+        partners=config.partners,
+        unknown_as=config.mix_unknown,
+    )
 
 
 def pipeline_of(config: Config) -> nn.Module:
