@@ -12,19 +12,23 @@ from typing import Any
 import numpy as np
 
 from gpu_logicmix.data.names import hex_numbers
+from gpu_logicmix.data.spill import CellSpill
 from gpu_logicmix.errors import DataError
 from gpu_logicmix.files import open_regular, read_text
 from gpu_logicmix.progress import progress_bar
 
-# Per block: the ids in it and, for each cell, which of them; columns; values. And how many rows were left out, and why.
-Cells = tuple[list[tuple[np.ndarray, np.ndarray]], list[np.ndarray], list[np.ndarray], dict[str, int]]
 NEEDED = ("ImageID", "LabelName", "Confidence")
 NOT_TRAINABLE, MACHINE = "about classes that are not trainable", "of machines, which no person has verified,"
 
 
-def read_cells(file: Path, column: dict[str, int], machine: bool) -> Cells:
+def read_cells(file: Path, column: dict[str, int], machine: bool, cells: CellSpill) -> dict[str, int]:
+    """Add all rows to `cells`. Returns how many were left out, and why."""
     header = _header(file)
-    return _fast(file, header, column, machine) or _exactly(file, header, column, machine)
+    counts = _fast(file, header, column, machine, cells)
+    if counts is None:
+        cells.clear()
+        counts = _exactly(file, header, column, machine, cells)
+    return counts
 
 
 def _header(file: Path) -> list[str]:
@@ -40,9 +44,8 @@ def _header(file: Path) -> list[str]:
     return header
 
 
-def _exactly(file: Path, header: list[str], column: dict[str, int], machine: bool) -> Cells:
-    number_of: dict[str, int] = {}
-    rows, columns, values = [], [], []
+def _exactly(file: Path, header: list[str], column: dict[str, int], machine: bool, cells: CellSpill) -> dict[str, int]:
+    found: tuple[list, list, list] = [], [], []
     counts = {NOT_TRAINABLE: 0, MACHINE: 0}
     at = {name: header.index(name) for name in header}
     source = at.get("Source")
@@ -51,44 +54,52 @@ def _exactly(file: Path, header: list[str], column: dict[str, int], machine: boo
         with open_regular(file) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
             reader = csv.reader(text)
             next(reader)
-            for cells in reader:
+            for row in reader:
                 line = reader.line_num
-                if not cells:
+                if not row:
                     continue
-                if len(cells) != len(header):
-                    raise DataError(f"{file}, line {line}: {len(cells)} cells, but the header has {len(header)}")
-                if source is not None and cells[source] == "machine" and not machine:
+                if len(row) != len(header):
+                    raise DataError(f"{file}, line {line}: {len(row)} cells, but the header has {len(header)}")
+                if source is not None and row[source] == "machine" and not machine:
                     counts[MACHINE] += 1
                     continue
-                image, c = cells[at["ImageID"]], column.get(cells[at["LabelName"]])
+                image, c = row[at["ImageID"]], column.get(row[at["LabelName"]])
                 if len(image) != 16 or image.strip("0123456789abcdef"):
                     raise DataError(f"{file}, line {line}: ImageID {image!r} is not of 16 hex digits")
-                value = {"1": 1, "0": 0, "1.0": 1, "0.0": 0}.get(cells[at["Confidence"]])
+                value = {"1": 1, "0": 0, "1.0": 1, "0.0": 0}.get(row[at["Confidence"]])
                 if value is None:
-                    raise DataError(f"{file}, line {line}: Confidence {cells[at['Confidence']]!r} must be 1 or 0")
+                    raise DataError(f"{file}, line {line}: Confidence {row[at['Confidence']]!r} must be 1 or 0")
                 if c is None:
                     counts[NOT_TRAINABLE] += 1
                     continue
-                rows.append(number_of.setdefault(image, len(number_of)))
-                columns.append(c)
-                values.append(value)
+                for into, number in zip(found, (int(image, 16), c, value), strict=True):
+                    into.append(number)
+                if len(found[0]) == 1 << 18:
+                    _add(cells, found)
     except csv.Error as error:
         raise DataError(f"{file}, line {line + 1}: not a CSV row ({error})") from None
     except UnicodeDecodeError:
         read_text(file)
         raise
-    ids = np.array([int(image, 16) for image in number_of], dtype=np.uint64)
-    block = (ids, np.array(rows, dtype=np.int64))
-    return [block], [np.array(columns, dtype=np.int32)], [np.array(values, dtype=np.int8)], counts
+    _add(cells, found)
+    return counts
 
 
-def _fast(file: Path, header: list[str], column: dict[str, int], machine: bool) -> Cells | None:
+def _add(cells: CellSpill, found: tuple[list, list, list]) -> None:
+    if found[0]:
+        cells.add(*(np.array(part, dtype=kind) for part, kind in zip(found, ("u8", "i4", "i1"), strict=True)))
+    for part in found:
+        part.clear()
+
+
+def _fast(
+    file: Path, header: list[str], column: dict[str, int], machine: bool, cells: CellSpill
+) -> dict[str, int] | None:
     try:
         import pyarrow as pa
         from pyarrow import csv as arrow
     except ImportError:
         return None
-    ids, columns, values = [], [], []
     counts = {NOT_TRAINABLE: 0, MACHINE: 0}
     kinds = {name: pa.dictionary(pa.int32(), pa.string()) for name in ("LabelName", "Source", "Confidence")}
     wanted = [name for name in ("ImageID", "Source", "LabelName", "Confidence") if name in header]
@@ -105,10 +116,9 @@ def _fast(file: Path, header: list[str], column: dict[str, int], machine: bool) 
                 block = _block(batch, column, machine, counts)
                 if block is None:
                     return None
-                for into, part in zip((ids, columns, values), block, strict=True):
-                    into.append(part)
+                cells.add(*block)
                 advance(batch.nbytes)
-        return ids, columns, values, counts
+        return counts
     return None
 
 
@@ -132,11 +142,7 @@ def _block(batch: Any, column: dict[str, int], machine: bool, counts: dict[str, 
         return None
     counts[NOT_TRAINABLE] += int((keep & (at < 0)).sum())
     keep &= at >= 0
-    indices = images.indices.to_numpy()[keep]
-    used = np.zeros(len(numbers), dtype=bool)
-    used[indices] = True
-    place = np.cumsum(used) - 1
-    return (numbers[used], place[indices].astype(np.int32)), at[keep].astype(np.int32), value[keep].astype(np.int8)
+    return numbers[images.indices.to_numpy()[keep]], at[keep], value[keep]
 
 
 def _numbers(texts: Any) -> np.ndarray | None:

@@ -25,6 +25,7 @@ from gpu_logicmix.data.index import index_key, load_index, save_index
 from gpu_logicmix.data.names import HexNames
 from gpu_logicmix.data.oidcells import read_cells
 from gpu_logicmix.data.sparse import SparseLabels
+from gpu_logicmix.data.spill import CellSpill
 from gpu_logicmix.errors import DataError
 from gpu_logicmix.files import open_regular, read_text
 
@@ -88,19 +89,12 @@ def _list_cells(root: Path, split: str, file: Path, trainable: Path, conflict: s
 
 def _build(file: Path, mids: list[str], conflict: str, machine: str) -> tuple[dict[str, np.ndarray], dict]:
     """Read all rows. Images are sorted by id; those without a label of a trainable class are left out."""
-    ids, columns, values, counts = read_cells(file, {mid: c for c, mid in enumerate(mids)}, machine == "keep")
-    unique = np.unique(np.concatenate([of_block for of_block, _ in ids])) if ids else np.zeros(0, dtype=np.uint64)
-    if not len(unique):
-        raise DataError(f"{file}: no row is about one of the {len(mids):,} trainable classes")
-    rows = np.concatenate([np.searchsorted(unique, of_block).astype(np.int32)[at] for of_block, at in ids])
-    shape = (len(unique), len(mids))
-    ids.clear()
-    labels = SparseLabels.of_cells(rows, np.concatenate(columns), np.concatenate(values), shape, conflict=conflict)
-    warnings = []
-    for what, count in counts.items():
-        if count:
-            warnings.append(f"{file}: {count:,} rows {what} were left out")
-    arrays = {"ids": unique, "pointers": labels.pointers, "columns": labels.columns, "values": labels.values}
+    with CellSpill() as cells:
+        counts = read_cells(file, {mid: c for c, mid in enumerate(mids)}, machine == "keep", cells)
+        if not cells.count:
+            raise DataError(f"{file}: no row is about one of the {len(mids):,} trainable classes")
+        arrays = cells.csr(len(mids), conflict)
+    warnings = [f"{file}: {count:,} rows {what} were left out" for what, count in counts.items() if count]
     return arrays, {"warnings": warnings}
 
 

@@ -66,16 +66,7 @@ class SparseLabels:
         keys = np.asarray(rows, dtype=np.int64) * (2 * width)
         keys += 2 * np.asarray(columns, dtype=np.int64)
         keys += np.asarray(values, dtype=np.int64)
-        keys.sort()
-        keys = keys[np.concatenate(([True], keys[1:] != keys[:-1]))] if len(keys) else keys
-        both = np.flatnonzero((keys[1:] ^ keys[:-1]) == 1) if len(keys) else np.zeros(0, dtype=np.int64)
-        both = both[(keys[both] & 1) == 0]  # the absent one of each pair
-        if len(both):
-            if callable(conflict):
-                cell = int(keys[both[0]] >> 1)
-                raise conflict(cell // width, cell % width)
-            drop = {"unknown": np.concatenate((both, both + 1)), "present": both, "absent": both + 1}[conflict]
-            keys = np.delete(keys, drop)
+        keys = resolved_keys(keys, width, conflict)
         cells = keys >> 1
         row = cells // max(width, 1)
         pointers = np.zeros(count + 1, dtype=np.int64)
@@ -140,14 +131,24 @@ class SparseLabels:
         if dim is None:
             positive = np.int64(np.count_nonzero(self.values))
             return LabelCounts(positive, self.known - positive, np.int64(n * width - self.known))
-        if dim == 0:
-            known = np.bincount(self.columns, minlength=width)
-            positive = np.bincount(self.columns, self.values, minlength=width).astype(np.int64)
+        if dim == 0:  # block by block: bincount makes 8 bytes of each number
+            known, positive = (np.zeros(width, dtype=np.int64) for _ in range(2))
+            for start in range(0, self.known, _BLOCK):
+                part = slice(start, start + _BLOCK)
+                known += np.bincount(self.columns[part], minlength=width)
+                positive += np.bincount(self.columns[part][self.values[part] == 1], minlength=width)
             return LabelCounts(positive, known - positive, n - known)
-        known = np.diff(self.pointers)
-        sums = np.concatenate(([0], np.cumsum(self.values, dtype=np.int64)))
-        positive = sums[self.pointers[1:]] - sums[self.pointers[:-1]]
+        known, positive = np.diff(self.pointers), self._per_row(self.values)
         return LabelCounts(positive, known - positive, width - known)
+
+    def _per_row(self, numbers: np.ndarray) -> np.ndarray:
+        """Sums over each row's labels."""
+        out = np.zeros(len(self), dtype=np.int64)
+        for first, last in self._row_blocks():
+            start, end = self.pointers[first], self.pointers[last]
+            sums = np.concatenate(([0], np.cumsum(numbers[start:end], dtype=np.int64)))
+            out[first:last] = np.diff(sums[self.pointers[first : last + 1] - start])
+        return out
 
     def hide(self, known: float, seed: int = 0, protocol: str = "uniform") -> SparseLabels:
         """As `hide_labels` of the matrix: the same labels are hidden."""
@@ -167,8 +168,8 @@ class SparseLabels:
                 keep[part] = _first_of(rows, draws_at(seed, cells, self.size), self.values[part] == 1)
         else:
             keep[:] = self._per_class(known if isinstance(known, tuple) else (known, known), seed)
-        kept = np.concatenate(([0], np.cumsum(keep)))
-        return SparseLabels(kept[self.pointers], self.columns[keep], self.values[keep], self.shape[1])
+        pointers = np.concatenate(([0], np.cumsum(self._per_row(keep))))
+        return SparseLabels(pointers, self.columns[keep], self.values[keep], self.shape[1])
 
     def _per_class(self, wanted: tuple[int, int], seed: int) -> np.ndarray:
         draw = np.empty(self.known)
@@ -185,18 +186,43 @@ class SparseLabels:
 
     def _blocks(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
         """Whole rows, some millions of labels at a time: where their labels are, the row of each, the cell of each."""
-        first = 0
-        while first < len(self):
-            last = int(np.searchsorted(self.pointers, self.pointers[first] + _BLOCK, "right")) - 1
-            last = min(max(last, first + 1), len(self))
+        for first, last in self._row_blocks():
             part = slice(int(self.pointers[first]), int(self.pointers[last]))
             rows = np.repeat(np.arange(first, last), np.diff(self.pointers[first : last + 1]))
             yield part, rows, rows * self.shape[1] + self.columns[part]
-            first = last
+
+    def _row_blocks(self) -> Iterator[tuple[int, int]]:
+        yield from row_blocks(self.pointers, _BLOCK)
 
     def table(self, device: torch.device | str | None = None) -> LabelTable:
         """The labels on a device, to look up without a sync."""
         return LabelTable(self).to(device)
+
+
+def row_blocks(pointers: np.ndarray, size: int) -> Iterator[tuple[int, int]]:
+    """First row, and the one after the last, of blocks of whole rows with about `size` labels each."""
+    first = 0
+    while first < len(pointers) - 1:
+        last = int(np.searchsorted(pointers, pointers[first] + size, "right")) - 1
+        last = min(max(last, first + 1), len(pointers) - 1)
+        yield first, last
+        first = last
+
+
+def resolved_keys(keys: np.ndarray, width: int, conflict: str | Callable[[int, int], Exception]) -> np.ndarray:
+    """Keys, 2 (row `width` + column) + value, in order and each once; of two that differ in the value alone, what
+    `conflict` says (see `SparseLabels.of_cells`). `keys` is sorted in place."""
+    keys.sort()
+    keys = keys[np.concatenate(([True], keys[1:] != keys[:-1]))] if len(keys) else keys
+    both = np.flatnonzero((keys[1:] ^ keys[:-1]) == 1) if len(keys) else np.zeros(0, dtype=np.int64)
+    both = both[(keys[both] & 1) == 0]  # the absent one of each pair
+    if not len(both):
+        return keys
+    if callable(conflict):
+        cell = int(keys[both[0]] >> 1)
+        raise conflict(cell // width, cell % width)
+    drop = {"unknown": np.concatenate((both, both + 1)), "present": both, "absent": both + 1}[conflict]
+    return np.delete(keys, drop)
 
 
 class LabelTable(nn.Module):

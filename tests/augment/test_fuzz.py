@@ -1,21 +1,21 @@
 """Mixes at random over dtype x layout x encoding x compile, against rules written out once more in plain Python."""
 
 import math
+import os
+import random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from gpu_logicmix import GPULogicMix, Mixup, MixupPME, MultiLabelMixup, OrMixup
 
 pytestmark = pytest.mark.slow
 NAN = float("nan")
+START = 0 if os.environ.get("CI") else random.SystemRandom().randrange(2**32)
 KINDS = {"logicmix": GPULogicMix, "mixup": Mixup, "or": OrMixup, "multi": MultiLabelMixup, "pme": MixupPME}
 IMAGES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.uint8: 0.5001}
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 WHOLE = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool]
-WAYS = ["eager"] * 9 + ["compiled"]
 
 
 def label(kind, group, share, absent_if_unknown):
@@ -52,11 +52,9 @@ def laid_out(tensor, layout):
     return tensor.contiguous()
 
 
-@st.composite
-def cases(draw):
-    kind = draw(st.sampled_from(list(KINDS)))
-    dtype = draw(st.sampled_from(FLOATS + WHOLE))
-    unknown = draw(st.sampled_from([-1, -1, NAN, 2, -7] if dtype in FLOATS else [-1, -1, 2, -7]))
+def drawn(kind, rng):
+    dtype = rng.choice(FLOATS + WHOLE)
+    unknown = rng.choice([-1, -1, NAN, 2, -7] if dtype in FLOATS else [-1, -1, 2, -7])
     values = [0, 1]
     if dtype in FLOATS:
         values += [unknown, NAN, 0.5, 3]
@@ -64,27 +62,26 @@ def cases(draw):
         values += [unknown, 3] if dtype is not torch.uint8 else [3]
     options = {}
     if kind == "logicmix":
-        k_min = draw(st.integers(1, 4))
-        options = {"p": draw(st.sampled_from([0.0, 0.5, 1.0])), "k_min": k_min, "k_max": draw(st.integers(k_min, 5))}
-        options["partners"] = draw(st.sampled_from(["distinct", "with-replacement"]))
-        options["unknown_as"] = draw(st.sampled_from(["unknown", "absent"]))
+        k_min = rng.randint(1, 4)
+        options = {"p": rng.choice([0.0, 0.5, 1.0]), "k_min": k_min, "k_max": rng.randint(k_min, 5)}
+        options["partners"] = rng.choice(["distinct", "with-replacement"])
+        options["unknown_as"] = rng.choice(["unknown", "absent"])
     return {
         "kind": kind,
         "options": options,
         "unknown": unknown,
         "values": values,
         "dtype": dtype,
-        "images": draw(st.sampled_from(list(IMAGES))),
-        "shape": draw(st.sampled_from([(3, 4, 5), (1, 1, 1), (3, 5), (2, 2, 3, 2), (3, 7, 9)])),
-        "batch": draw(st.integers(1, 9)),
-        "categories": draw(st.sampled_from([0, 1, 3, 8, 9, 16])),
-        "layouts": draw(st.tuples(*[st.sampled_from(["plain", "last", "transposed", "strided"])] * 2)),
-        "way": draw(st.sampled_from(WAYS)),
-        "seed": draw(st.integers(0, 10_000)),
+        "images": rng.choice(list(IMAGES)),
+        "shape": rng.choice([(3, 4, 5), (1, 1, 1), (3, 5), (2, 2, 3, 2), (3, 7, 9)]),
+        "batch": rng.randint(1, 9),
+        "categories": rng.choice([0, 1, 3, 8, 9, 16]),
+        "layouts": rng.choices(["plain", "last", "transposed", "strided"], k=2),
+        "seed": rng.randrange(10_000),
     }
 
 
-def check(case):
+def check(case, compiled=False):
     torch.manual_seed(case["seed"])
     images = torch.rand(case["batch"], *case["shape"], dtype=torch.float64)
     images = (images * 256).to(torch.uint8) if case["images"] is torch.uint8 else images.to(case["images"])
@@ -95,7 +92,7 @@ def check(case):
     mix = KINDS[case["kind"]](unknown=case["unknown"], **case["options"])
     plan = mix.plan(case["batch"])
     function = mix
-    if case["way"] == "compiled":
+    if compiled:
         torch._dynamo.reset()
         function = torch.compile(mix, fullgraph=True, backend="eager")
     mixed, labels = function(images, targets, plan)
@@ -109,6 +106,7 @@ def check(case):
     if not soft and case["dtype"] in WHOLE:
         unknown = torch.tensor(unknown).to(labels.dtype).item()
     meant = [[meaning(v, case["unknown"]) for v in row] for row in targets.tolist()]
+    found = labels.tolist()
     for i in range(case["batch"]):
         members = plan.index[i, : plan.size[i]].tolist()
         share = [1 / len(members)] * len(members) if plan.weight is None else plan.weight[i].tolist()[: len(members)]
@@ -117,16 +115,31 @@ def check(case):
         absent = case["options"].get("unknown_as") == "absent" and len(members) > 1
         for c in range(case["categories"]):
             want = label(case["kind"], [meant[m][c] for m in members], share, absent)
-            got = labels[i, c].item()
+            got = found[i][c]
             if want is None:
                 assert got == unknown or (math.isnan(unknown) and math.isnan(got))
             else:
                 assert abs(got - want) <= (2e-2 if labels.dtype in (torch.float16, torch.bfloat16) else 1e-6)
-    torch.testing.assert_close(images, before[0], rtol=0, atol=0)
-    torch.testing.assert_close(targets, before[1], rtol=0, atol=0, equal_nan=True)
+    for now, was in zip((images, targets), before, strict=True):  # nothing was written to
+        assert ((now == was) | (now != now)).all()
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(cases())
-def test_two_thousand_mixes(case):
-    check(case)
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_two_thousand_mixes(kind):
+    several(kind, 400)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_compiled_mixes(kind):
+    """Few of them: each is compiled anew, since its options and its dtypes are others."""
+    several(kind, 2, compiled=True)
+
+
+def several(kind, count, compiled=False):
+    rng = random.Random(f"{START} {kind}")
+    for number in range(count):
+        case = drawn(kind, rng)
+        try:
+            check(case, compiled)
+        except Exception as error:
+            raise AssertionError(f"case {number} from {START}: {case}") from error

@@ -8,14 +8,22 @@ from hypothesis import strategies as st
 from trees import dataset_of
 
 from gpu_logicmix import hide_labels, label_counts
-from gpu_logicmix.data import DataError, ImageDataset, make_loader, open_dataset, pack_dataset, sparse
+from gpu_logicmix.data import DataError, ImageDataset, make_loader, open_dataset, pack_dataset, sparse, spill
 from gpu_logicmix.data.sparse import LabelTable, SparseLabels, draws_at, fitting, labels_digest
+from gpu_logicmix.data.spill import CellSpill
 
 MATRICES = st.tuples(st.integers(0, 12), st.integers(1, 9), st.integers(0, 2**32 - 1)).map(
     lambda t: np.random.default_rng(t[2]).choice([-1, -1, -1, 0, 1], (t[0], t[1])).astype(np.int8)
 )
 HIDING = [(0.0, "uniform"), (0.3, "uniform"), (1.0, "uniform"), (0.4, "hcp"), (2, "per-class")]
 HIDING += [((1, 3), "per-class"), (0, "per-class"), (None, "single-positive")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def index(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPU_LOGICMIX_INDEX", str(tmp_path_factory.mktemp("index")))
+        yield
 
 
 def equal(labels: SparseLabels, matrix: np.ndarray) -> None:
@@ -83,6 +91,32 @@ def test_cells_in_any_order(cells):
         equal(SparseLabels.of_cells(rows, columns, values, (5, 4), conflict=conflict), matrix)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 3), st.integers(0, 1)), min_size=1, max_size=30),
+    st.sampled_from([1, 4, 1 << 21]),
+    st.sampled_from(["unknown", "present", "absent"]),
+)
+def test_cells_through_a_file(cells, block, conflict):
+    """In blocks of any size, in memory and on disk: what sorting all of them at once gives."""
+    names, columns, values = (np.array(part, dtype=kind) for part, kind in zip(zip(*cells), ("u8", "i4", "i1")))  # noqa: B905
+    names[::2] %= 3  # some images have several labels
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spill, "_BLOCK", block)
+        patch.setattr(spill, "_IN_MEMORY", 100)
+        with CellSpill() as cells:
+            cells.add(names[:1], columns[:1], 1 - values[:1])
+            cells.clear()  # what an attempt that was given up has left
+            for part in np.array_split(np.arange(len(names)), 3):
+                cells.add(names[part], columns[part], values[part])
+            found = cells.csr(4, conflict)
+    ids, rows = np.unique(names, return_inverse=True)
+    expected = SparseLabels.of_cells(rows, columns, values, (len(ids), 4), conflict=conflict)
+    assert np.array_equal(found["ids"], ids)
+    for name in ("pointers", "columns", "values"):
+        assert np.array_equal(found[name], getattr(expected, name))
+
+
 def test_conflicts_can_be_errors():
     with pytest.raises(DataError, match="row 1 column 2"):
         SparseLabels.of_cells(
@@ -93,13 +127,15 @@ def test_conflicts_can_be_errors():
 def test_real_labels_of_coco(shared):
     npz = np.load(shared / "data" / "coco2014_labels.npz")
     full = npz["labels"][npz["split"] == "train"].astype(np.int8)
-    labels = SparseLabels.of_dense(full)
-    assert labels_digest(labels) == labels_digest(full)
-    rows = np.random.default_rng(0).permutation(len(full))[:256]
-    for known, protocol in ((0.1, "uniform"), (0.3, "hcp"), (100, "per-class"), (None, "single-positive")):
-        thin, matrix = (hide_labels(x, known, 7, protocol) for x in (labels, full))
+    few = full[:6000]  # where the matrix needs a sort of all of its cells
+    hiding = [(full, 0.1, "uniform"), (few, 0.3, "hcp"), (few, 100, "per-class"), (few, None, "single-positive")]
+    for whole, known, protocol in hiding:
+        labels = SparseLabels.of_dense(whole)
+        assert labels_digest(labels) == labels_digest(whole)
+        thin, matrix = (hide_labels(x, known, 7, protocol) for x in (labels, whole))
         assert np.array_equal(thin.dense(), matrix)
         assert labels_digest(thin) == labels_digest(matrix)
+        rows = np.random.default_rng(0).permutation(len(whole))[:256]
         assert np.array_equal(thin[rows], matrix[rows])
         for dim in (None, 0, 1):
             for ours, theirs in zip(thin.counts(dim), label_counts(matrix, dim), strict=True):
