@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # One thread for each process: there are as many processes as cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
 
-.PHONY: help install test test-fast test-floor test-quick lint docs demo bench lock dist clean always
+.PHONY: help install test test-fast test-floor test-quick lint docs study-docs demo bench lock dist clean always
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -44,6 +44,9 @@ lint: $(VENV)/.dev  ## ruff: rules and formatting; mypy: types
 
 docs: $(VENV)/.docs  ## the documentation as a site, in site/
 	$(BIN)/mkdocs build --strict
+
+study-docs: $(VENV)/.train  ## tables, plots and figures in the docs, from studies/results
+	$(BIN)/python scripts/study_docs.py
 
 demo: $(VENV)/.train  ## plain training against LogicMix: a table, and a page in demo/
 	$(BIN)/python train.py demo

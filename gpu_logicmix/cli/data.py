@@ -33,6 +33,7 @@ from gpu_logicmix.data.sparse import SparseLabels
 from gpu_logicmix.errors import printable, shown
 from gpu_logicmix.labels import label_counts
 from gpu_logicmix.train.config import hide
+from gpu_logicmix.train.hint import mixing_hint
 
 
 def stats(
@@ -82,6 +83,7 @@ def stats(
     nothing = int((label_counts(labels, 0).positive == 0).sum())
     if nothing:
         screen.say(f"{nothing} categories have no known positive label: they cannot be learned.", "yellow")
+    screen.say(mixing_hint(label_counts(labels, 0).positive))
     if plot is not None:
         stats_figure(shares, dataset.categories, title).savefig(plot, dpi=110)
         screen.say(f"wrote {printable(plot)}")
@@ -110,6 +112,7 @@ def _sparse_stats(dataset: ImageDataset, labels: SparseLabels, words: str, show_
     nothing = int((counts.positive == 0).sum())
     if nothing:
         screen.say(f"{nothing:,} categories have no known positive label: they cannot be learned.", "yellow")
+    screen.say(mixing_hint(counts.positive))
     if plot is not None:
         tail_figure(counts, title).savefig(plot, dpi=110)
         screen.say(f"wrote {printable(plot)}")

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from gpu_logicmix.report.charts import tag
 from gpu_logicmix.report.listing import Cell, Listing, number
 from gpu_logicmix.report.pages import render
+from gpu_logicmix.study.pays import gain_figure, gain_line, gain_points
 from gpu_logicmix.study.plots import plot_figures
 from gpu_logicmix.study.results import Row
 from gpu_logicmix.study.tables import by, tables
@@ -20,9 +21,13 @@ def page(rows: Sequence[Row], title: str, folder: Path) -> str:
     for table, part in zip(tables(rows), by(rows, "table").values(), strict=True):
         charts, legend = plot_figures(part)
         parts.append({"table": table, "charts": charts, "legend": legend})
+    points = gain_points([(title, rows)])
+    gains = None if gain_line(points) is None else gain_figure(points)
     runs = {row.run: row.minutes for row in rows}
     summary = f"{len(runs)} runs, {sum(minutes or 0 for minutes in runs.values()) / 60:.1f} hours."
-    return render("study.html", title=title, parts_of_study=parts, summary=summary, runs=_runs(rows, folder))
+    return render(
+        "study.html", title=title, parts_of_study=parts, summary=summary, gains=gains, runs=_runs(rows, folder)
+    )
 
 
 def _runs(rows: Sequence[Row], folder: Path) -> Listing:

@@ -25,7 +25,8 @@ Runs are folders in OUT/runs, named after their options; two tables that need th
 with fine-tuning at the end and the same without. All methods get their first seed before any gets its second. A run
 that has ended, or has a line in OUT/results.csv, is not done again; a killed one continues. So a study can be stopped
 at any time, split over machines (`--shard 0/2` on one, `--shard 1/2` on the other) and put together again by copying
-folders.
+folders. With `uses = ["coco-64"]` at the top of a file, runs that the study coco-64 has finished count here too: its
+results.csv is looked for in the folder beside OUT.
 
 What counts for a run is its mAP on the validation set after its last epoch (after fine-tuning, where that is on): with
 `keep = "last"`, which is a study's default, nothing is chosen on the images it is judged by.
@@ -45,7 +46,7 @@ from rich.table import Table
 from gpu_logicmix.errors import RunError, shown
 from gpu_logicmix.progress import Bar, progress_bar
 from gpu_logicmix.report.words import percent
-from gpu_logicmix.study.results import collect, known_rows, result, row_for
+from gpu_logicmix.study.results import collect, result, row_for, usable_rows
 from gpu_logicmix.train.config import FREE, OPTION_TYPES, Config, changed, read_toml
 from gpu_logicmix.train.inputs import images_to_do, open_train, open_val
 from gpu_logicmix.train.loop import fit
@@ -60,6 +61,7 @@ class Planned(NamedTuple):
     seed: int
     config: Config
     study: str = "Study"  # the title of the file
+    uses: tuple[str, ...] = ()  # studies whose finished runs count here too
 
     @property
     def folder(self) -> str:
@@ -78,9 +80,10 @@ def read_study(file: str | Path, **overrides: Any) -> list[Planned]:
     except RecursionError:
         raise ValueError(f"{file}: nested too deeply; a study has [base] and [[table]]") from None
     for name in content:
-        if name not in ("title", "base", "table"):
-            raise ValueError(f"{file}: unknown section [{name}]; a study has title, [base] and [[table]]")
+        if name not in ("title", "uses", "base", "table"):
+            raise ValueError(f"{file}: unknown section [{name}]; a study has title, uses, [base] and [[table]]")
     title = _text(content.get("title", Path(file).stem), f"{file}: title")
+    uses = tuple(_text(name, f"{file}: uses") for name in _list(content.get("uses", [])))
     base = {"keep": "last", **_section(content.get("base", {}), f"{file}: base"), **overrides}
     tables = content.get("table")
     if not isinstance(tables, list) or not tables:
@@ -88,7 +91,7 @@ def read_study(file: str | Path, **overrides: Any) -> list[Planned]:
     planned: list[Planned] = []
     for number, table in enumerate(tables, 1):
         planned += _read_table(file, title, base, number, _section(table, f"{file}: table {number}"))
-    return planned
+    return [plan._replace(uses=uses) for plan in planned]
 
 
 def _read_table(file: str | Path, study: str, base: dict, number: int, table: dict) -> list[Planned]:
@@ -188,7 +191,7 @@ def distinct(planned: Sequence[Planned]) -> list[Planned]:
 
 def left_to_do(planned: Sequence[Planned], out: Path, shard: tuple[int, int] = (0, 1)) -> list[Planned]:
     """Runs of a share that have neither ended nor a line in results.csv."""
-    rows = known_rows(out)
+    rows = usable_rows(planned, out)
     return [plan for plan in distinct(planned)[shard[0] :: shard[1]] if row_for(plan, out, rows) is None]
 
 
@@ -220,7 +223,7 @@ def print_plan(
     planned: Sequence[Planned], out: str | Path, console: Console, images_per_second: float | None = None
 ) -> None:
     """The runs of a study and what is done of them; with images_per_second, also the hours it takes."""
-    rows = known_rows(Path(out))
+    rows = usable_rows(planned, Path(out))
     for title in dict.fromkeys(plan.table for plan in planned):
         table = Table("method", "known", "seed", "mAP", "run", title=shown(title), title_justify="left")
         for plan in planned:

@@ -107,7 +107,7 @@ def symbol(number: int, x: float, y: float) -> Markup:
     return tag('<path class="spot {}" d="{}"/>', _colour(number), shapes[kind])
 
 
-def _ring(number: int, x: float, y: float) -> Markup:
+def ring(number: int, x: float, y: float) -> Markup:
     return tag('<circle class="run {}" cx="{}" cy="{}" r="2.6"/>', _colour(number), x, y)
 
 
@@ -140,7 +140,7 @@ def _over_known(methods: list[str], columns: list[str], marks: Sequence[Mark], z
                 ends = [axes.place(0, mark.mean + s * mark.half)[1] for s in (-1, 1)]
                 out.append(tag('<path class="{}" d="M{} {}V{}"/>', _colour(number), x, *ends))
             if len(mark.values) > 1:
-                out += [_ring(number, x, axes.place(0, v)[1]) for v in mark.values]
+                out += [ring(number, x, axes.place(0, v)[1]) for v in mark.values]
             out.append(symbol(number, x, y))
         if not zero and len(places) > 1:
             out.append(tag('<path class="dashed {}" d="M{}"/>', _colour(number), "L".join(places)))
@@ -174,7 +174,7 @@ def _by_method(methods: list[str], columns: list[str], marks: Sequence[Mark], ze
             ends = [across(mark.mean + s * mark.half) for s in (-1, 1)]
             out.append(tag('<path class="{}" d="M{} {}H{}"/>', _colour(mark.method), ends[0], y, ends[1]))
         if len(mark.values) > 1:
-            out += [_ring(mark.method, across(v), y) for v in mark.values]
+            out += [ring(mark.method, across(v), y) for v in mark.values]
         out.append(symbol(mark.method, across(mark.mean), y))
     return joined(out), bottom + 24
 
@@ -195,7 +195,7 @@ def standalone_plot(rows: Sequence[Row]) -> str:
     panels, _ = plot_panels(rows)
     methods, proportions, _ = table_cells(rows)
     top, gap = 24, 24
-    legend, y = _legend(methods, 8) if len(proportions) > 1 else (Markup(""), 0)
+    legend, y = legend_lines(methods, 8) if len(proportions) > 1 else (Markup(""), 0)
     height = max(p.height for p in panels) + top + y if panels else 40
     parts = []
     for at, p in enumerate(panels):
@@ -214,12 +214,12 @@ def standalone_plot(rows: Sequence[Row]) -> str:
     )  # fmt: skip
 
 
-def _legend(methods: Sequence[str], top: int) -> tuple[Markup, int]:
+def legend_lines(methods: Sequence[str], top: int, width: int = 2 * WIDTH) -> tuple[Markup, int]:
     """Names with their symbols, in lines as wide as both panels; and how high that is."""
     out, x, y = [], 6.0, top + 4
     for number, name in enumerate(methods):
-        length = 26 + 6.2 * len(name)
-        if x > 6 and x + length > 2 * WIDTH:
+        length = 28 + 6.8 * len(name)
+        if x > 6 and x + length > width:
             x, y = 6.0, y + 20
         out.append(symbol(number, x, y - 4))
         out.append(tag('<text x="{}" y="{}">{}</text>', round(x + 10, 1), y, name))

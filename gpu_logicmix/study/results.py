@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,6 +37,8 @@ class Row(NamedTuple):
     run: str
     mAP_tuned: float | None = None  # of the epoch that held-out training images like best (`tune_images`)
     known_measured: float | None = None  # the share of labels that were known
+    images: int | None = None  # trained on
+    positives: float | None = None  # known ones per category: the median
 
 
 def result(folder: Path, fine_tuned: bool = False) -> dict[str, Any] | None:
@@ -53,7 +56,15 @@ def result(folder: Path, fine_tuned: bool = False) -> dict[str, Any] | None:
         "mAP_best": max(best) if best else lines[-1].get("mAP_best"),
         "mAP_tuned": max(tuned, key=lambda e: e["tune_mAP"])["mAP"] if tuned else None,
         "known_measured": starts[-1].get("known") if starts else None,
+        "images": starts[-1].get("images") if starts else None,
+        "positives": _median(starts[-1].get("category_positives")) if starts else None,
     }
+
+
+def _median(counts: Any) -> float | None:
+    """Half of the categories have fewer known positives. mAP counts each category once, so a mean, which a few frequent
+    ones make large, would say too much."""
+    return float(statistics.median(counts)) if isinstance(counts, list) and counts else None
 
 
 def row_for(plan: Planned, out: Path, rows: Sequence[Row] = ()) -> Row | None:
@@ -91,6 +102,8 @@ def _row(plan: Planned, found: dict[str, Any]) -> Row:
         plan.folder,
         percent("mAP_tuned"),
         None if share is None else round(share, 5),
+        found["images"],
+        found["positives"],
     )
 
 
@@ -99,9 +112,15 @@ def known_rows(out: Path) -> list[Row]:
     return read_results(out / "results.csv") if (out / "results.csv").exists() else []
 
 
+def usable_rows(planned: Sequence[Planned], out: Path) -> list[Row]:
+    """Those, and the lines of the studies beside OUT whose runs this one may use."""
+    names = dict.fromkeys(name for plan in planned for name in plan.uses)
+    return known_rows(out) + [row for name in names for row in known_rows(out.parent / name)]
+
+
 def read_results(file: str | Path) -> list[Row]:
     """results.csv again; also one from before a column was added."""
-    kinds = {"known": float, "seed": int, "epochs": int, "table": str, "method": str, "run": str}
+    kinds = {"known": float, "seed": int, "epochs": int, "images": int, "table": str, "method": str, "run": str}
     rows = []
     with open(file, newline="", encoding="utf-8") as f:
         for number, line in enumerate(csv.DictReader(f), 2):
@@ -118,11 +137,14 @@ def read_results(file: str | Path) -> list[Row]:
 def collect(planned: Sequence[Planned], out: str | Path, *, pictures: bool = True) -> list[Row]:
     """Write results.csv anew from the runs that have ended and from the lines it has already, then tables and, with
     `pictures`, plots and the page. Lines of runs that the study no longer has stay, at the end."""
+    from gpu_logicmix.study.curves import write_curves
+
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     with waited_lock(out):  # another shard may have got here too
         before = known_rows(out)
-        found = [row_for(plan, out, before) for plan in planned]
+        usable = usable_rows(planned, out)
+        found = [row_for(plan, out, usable) for plan in planned]
         folders = {plan.folder for plan in planned}
         rows = [row for row in found if row is not None] + [row for row in before if row.run not in folders]
         text = io.StringIO()
@@ -130,6 +152,7 @@ def collect(planned: Sequence[Planned], out: str | Path, *, pictures: bool = Tru
         writer.writerow(Row._fields)
         writer.writerows(rows)
         write_whole(out / "results.csv", text.getvalue())
+        write_curves(planned, out, {row.run for row in rows})
         if rows:
             write_results(out, pictures=pictures, title=planned[0].study if planned else "Study")
     return rows
@@ -137,7 +160,9 @@ def collect(planned: Sequence[Planned], out: str | Path, *, pictures: bool = Tru
 
 def write_results(folder: str | Path, *, pictures: bool = True, title: str = "Study") -> None:
     """Tables, plots and page from results.csv alone; links to the reports of runs whose folders are there."""
+    from gpu_logicmix.study.curves import curve_plot, read_curves
     from gpu_logicmix.study.page import page
+    from gpu_logicmix.study.pays import gain_line, gain_plot, gain_points
     from gpu_logicmix.study.plots import standalone_plot
     from gpu_logicmix.study.tables import by, markdown
 
@@ -148,4 +173,9 @@ def write_results(folder: str | Path, *, pictures: bool = True, title: str = "St
         return
     for number, part in enumerate(by(rows, "table").values(), 1):
         write_whole(folder / f"table{number}.svg", standalone_plot(part))
+        if curves := curve_plot(part, read_curves(folder)):
+            write_whole(folder / f"curves{number}.svg", curves)
+    points = gain_points([(title, rows)])
+    if gain_line(points) is not None:
+        write_whole(folder / "gain.svg", gain_plot(points))
     write_whole(folder / "index.html", page(rows, title, folder))

@@ -77,14 +77,14 @@ class Augment(nn.Module):
         if views > 1 and config.bank:
             raise ValueError(f"bank={config.bank}: head {config.head} sees two views of each batch; use no bank")
         self.views = views
-        self.mixed_epochs = config.epochs - config.clean_epochs
+        self.mixed_epochs = range(config.mix_start - 1, config.epochs - config.clean_epochs)
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
         """Counted from 0."""
         if self.mix is not None:
             self.mix.set_epoch(epoch)
-        self.mixes = self.mix is not None and self.mix.active and epoch < self.mixed_epochs
+        self.mixes = self.mix is not None and self.mix.active and epoch in self.mixed_epochs
 
     def forward(self, images: Tensor, targets: Tensor) -> tuple[list[Tensor], Tensor, Tensor | None]:
         """uint8 images [B, 3, H, W] and labels -> views as floats in [0, 1], labels, which samples are mixed (None:

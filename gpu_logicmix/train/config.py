@@ -154,6 +154,7 @@ class Config:
         "LogicMix: what unknown labels count as when mixing. absent: an ablation of the paper.",
         choices=("unknown", "absent"),
     )
+    mix_start: int = _mix(1, "First epoch in which samples are mixed.", low=1)
     clean_epochs: int = _mix(0, "Epochs at the end in which nothing is mixed.", low=0)
     crop: str = _mix(
         "none",
@@ -252,6 +253,8 @@ class Config:
             raise ValueError(f"k_max={self.k_max}: must not be below k_min={self.k_min}")
         if self.clean_epochs >= self.epochs:
             raise ValueError(f"clean_epochs={self.clean_epochs}: must be below epochs={self.epochs}")
+        if self.mix_start > self.epochs:
+            raise ValueError(f"mix_start={self.mix_start}: must not be above epochs={self.epochs}")
         if self.theta_neg > self.theta_pos:
             raise ValueError(f"theta_neg={self.theta_neg}: must not be above theta_pos={self.theta_pos}")
         if self.known is not None:

@@ -20,6 +20,7 @@ from gpu_logicmix.machine import machine, version_line, versions
 from gpu_logicmix.train import inputs
 from gpu_logicmix.train.checkpoint import or_say
 from gpu_logicmix.train.config import Config
+from gpu_logicmix.train.hint import mixing_hint
 from gpu_logicmix.train.trackers import open_trackers
 
 KINDS = ("start", "step", "epoch", "curriculum", "bad_images", "cft", "end")
@@ -144,6 +145,8 @@ def log_start(run: Any, log: Log, command: str) -> None:
         f"{len(run.train_set.categories)} categories, {known:.1%} of labels known, "
         f"{counts.positive / count:.2f} known positives per image"
     )
+    if run.config.mix != "none":
+        run.say(mixing_hint(inputs.label_counts_of(run.train_set, 0).positive))
     run.say(
         f"{run.config.model}, {run.config.mix}: {run.config.epochs} epochs of {run.steps} steps on {device}, "
         f"{torch.get_num_threads()} threads; everything goes to {run.folder}"

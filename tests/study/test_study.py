@@ -22,7 +22,7 @@ from sklearn.metrics import average_precision_score
 from gpu_logicmix import GPULogicMix
 from gpu_logicmix.study.plan import distinct, left_to_do, print_plan, read_study, run_study, study_hours
 from gpu_logicmix.study.plots import plot_panels
-from gpu_logicmix.study.results import Row, collect, read_results, result, write_results
+from gpu_logicmix.study.results import Row, collect, read_results, result
 from gpu_logicmix.study.tables import cell, differences, known_words, markdown, markdown_table, t_quantile, tables
 from gpu_logicmix.train.inputs import open_val
 from gpu_logicmix.train.predict import load_run
@@ -133,7 +133,7 @@ def test_a_study_from_start_to_end(tmp_path):
     assert (out / "results.md").read_text() == markdown(rows)
     page = (out / "index.html").read_text()
     assert "<h1>tiny</h1>" in page
-    assert page.count('class="chart"') == 4
+    assert page.count('class="chart"') == 5  # two for each table, and the gain over known positives
     assert "http" not in page.replace("http-equiv", "")
     ElementTree.parse(out / "table1.svg")
     # The folders of runs go, results.csv stays: nothing is done again, nothing is lost.
@@ -252,7 +252,8 @@ def fake_run(out: Path, plan, mAP: float | None = 0.5, **end) -> None:
         for e, m, t in ((1, 0.4, 0.3), (2, 0.45, 0.35), (3, None, None), (4, mAP, 0.32))
     ]
     last = {"kind": "end", "mAP": mAP, "mAP_best": mAP, "elapsed": 60.0, **end}
-    lines = [{"kind": "start", "known": plan.known / 2}, *epochs, last]
+    start = {"kind": "start", "known": plan.known / 2, "images": 16, "category_positives": [1, 9, 4, 4]}
+    lines = [start, *epochs, last]
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -262,15 +263,17 @@ def test_the_measured_share_and_the_epoch_chosen_by_training_images(tmp_path):
         fake_run(tmp_path, plan, 0.5 + 0.01 * plan.seed)
     rows = collect(planned, tmp_path)
     assert {row.known_measured for row in rows} == {0.15, 0.45}
+    assert {(row.images, row.positives) for row in rows} == {(16, 4.0)}
     assert {row.mAP_tuned for row in rows} == {45.0}  # epoch 2 has the best mAP of held-out training images
     text = (tmp_path / "results.md").read_text()
     assert "| mAP (%) | 15% known | 45% known | average |" in text
     assert "| mAP (%), chosen epoch | 15% known |" in text
     assert rows == read_results(tmp_path / "results.csv")
     # A file from before these columns, and one with a line that cannot be read.
-    old = "".join(",".join(line.split(",")[:-2]) + "\n" for line in (tmp_path / "results.csv").read_text().splitlines())
+    old = "".join(",".join(line.split(",")[:-4]) + "\n" for line in (tmp_path / "results.csv").read_text().splitlines())
     (tmp_path / "results.csv").write_text(old)
-    assert read_results(tmp_path / "results.csv") == [r._replace(mAP_tuned=None, known_measured=None) for r in rows]
+    new = {"mAP_tuned": None, "known_measured": None, "images": None, "positives": None}
+    assert read_results(tmp_path / "results.csv") == [r._replace(**new) for r in rows]
     (tmp_path / "results.csv").write_text(old.replace(",0.3,0,", ",0.3,zero,", 1))
     with pytest.raises(ValueError, match=r"results.csv, line 2: .*zero"):
         read_results(tmp_path / "results.csv")
@@ -403,19 +406,22 @@ def committed() -> list[Path]:
 
 
 @pytest.mark.parametrize("file", committed(), ids=lambda file: file.parent.name)
-def test_committed_tables_come_from_the_committed_results(file, tmp_path):
+def test_committed_tables_come_from_the_committed_results(file):
     rows = read_results(file)
     assert rows
     assert all(row.mAP is not None for row in rows)
     assert (file.parent / "results.md").read_text() == markdown(rows)
-    shown = (ROOT / "docs" / "study.md").read_text()
+    shown = "".join(page.read_text() for page in (ROOT / "docs").glob("study*.md"))
     for table in tables(rows):
         for block in table.blocks:
-            assert markdown_table(block) in shown, f"docs/study.md: other figures than {table.title!r} of {file}"
-    shutil.copy(file, tmp_path / "results.csv")
-    write_results(tmp_path)
-    for plot in (ROOT / "docs" / "images").glob(f"study-{file.parent.name}-table*.svg"):
-        assert plot.read_text() == (tmp_path / plot.name.removeprefix(f"study-{file.parent.name}-")).read_text()
+            assert markdown_table(block) in shown, (
+                f"docs: other figures than {table.title!r} of {file}; make study-docs"
+            )
+
+
+def test_the_docs_are_up_to_date_with_the_results(script, capsys):
+    """Tables, sentences and plots made from results.csv, and what `stats` and `fit` hint by."""
+    assert script("scripts/study_docs.py").main(["--check"]) == 0, f"make study-docs: {capsys.readouterr().out}"
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "studies").glob("*.toml")), ids=lambda file: file.stem)

@@ -119,6 +119,7 @@ def test_a_written_file_gives_an_equal_config(tmp_path_factory, data):
         ("option = [3]", "option=[3]: must be a list of strings"),
         ("k_min = 4", "k_max=3: must not be below k_min=4"),
         ("clean_epochs = 60", "clean_epochs=60: must be below epochs=60"),
+        ("mix_start = 61", "mix_start=61: must not be above epochs=60"),
         ("theta_pos = -3", "theta_neg=-2.0: must not be above theta_pos=-3.0"),
         ("known = 0", "known=0: must be above 0 and at most 1"),
         ("known = 1.5", "known=1.5: must be above 0 and at most 1"),

@@ -139,6 +139,11 @@ def test_nothing_is_mixed_in_the_clean_epochs():
     assert mixing_epochs(p=1.0, clean_epochs=3) == [True, False, False, False]
 
 
+def test_mixing_can_start_later():
+    assert mixing_epochs(p=1.0, mix_start=3) == [False, False, True, True]
+    assert mixing_epochs(p=1.0, mix_start=2, clean_epochs=1) == [False, True, True, False]
+
+
 @pytest.mark.parametrize("name", ["asl", "bce", "focal", "dp-asl"])
 def test_losses_take_their_options(name):
     logits, targets = torch.randn(6, 4), torch.tensor([[1, 0, -1, -1]] * 6)
