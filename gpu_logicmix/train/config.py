@@ -232,9 +232,7 @@ class Config:
     threads: int | None = _run(None, "CPU threads; torch's default if not given.", low=1, high=1024, free=True)
     amp: str = _run("auto", "Mixed precision; auto: bfloat16 on CUDA.", choices=("auto", "bf16", "fp16", "off"))
     compile: bool = _run(False, "torch.compile the model.", free=True)
-    save_every: float = _run(
-        10.0, "Minutes between checkpoints; there is one after each epoch too.", above=0, free=True
-    )
+    save_every: float = _run(10.0, "Minutes between checkpoints; one after each epoch too.", above=0, free=True)
     eval_every: int = _run(1, "Epochs between two validations; there is one after the last.", low=1)
     log_every: int = _run(50, "Steps between two lines of the log.", low=1, free=True)
     tensorboard: bool = _run(False, "Also write for TensorBoard.", free=True)
