@@ -55,9 +55,7 @@ def study(
         bool, typer.Option("--only-report", help="Do not train: tables and plots of the finished runs.")
     ] = False,
     show_plan: Annotated[bool, typer.Option("--plan", help="List the runs and which are finished.")] = False,
-    images_per_second: Annotated[
-        float | None, typer.Option(help="With --plan: print the hours at this speed. Opens the data.")
-    ] = None,
+    images_per_second: Annotated[float | None, typer.Option(help="With --plan: print the hours at this speed.")] = None,
     data: Annotated[str | None, typer.Option(help="DATA instead of that in the file.")] = None,
     weights: Annotated[str | None, typer.Option(help="Initial weights instead of those in the file.")] = None,
     cache: Annotated[str | None, typer.Option(help="Folder for decoded images instead of that in the file.")] = None,

@@ -195,17 +195,35 @@ def left_to_do(planned: Sequence[Planned], out: Path, shard: tuple[int, int] = (
     return [plan for plan in distinct(planned)[shard[0] :: shard[1]] if row_for(plan, out, rows) is None]
 
 
-def run_sizes(planned: Sequence[Planned]) -> list[int]:
-    """Images that each run works through, so that the bar knows how much is left. Opens the datasets."""
+# Images to train and to validate on of the paper's datasets, to plan with where they are not at hand.
+PUBLISHED = {"coco": (82_783, 40_504), "vg200": (82_904, 10_000), "voc2007": (5_011, 4_952)}
+
+
+def run_sizes(planned: Sequence[Planned], *, plan_only: bool = False) -> list[int]:
+    """Images that each run works through, so that the bar knows how much is left. Opens the datasets.
+
+    plan_only: published datasets that are not there have the size they were published with.
+    """
     known: dict[tuple, tuple[int, int]] = {}
     sizes = []
     for plan in planned:
         c = plan.config
         key = (c.data, c.val, c.size, c.images, c.holdout, c.tune_images, c.cache, *(c.option or []))
         if key not in known:
-            known[key] = len(open_train(c)[0]), len(open_val(c))
+            known[key] = _counts(c, plan_only)
         sizes.append(images_to_do(c, *known[key], c.epochs))
     return sizes
+
+
+def _counts(config: Config, plan_only: bool) -> tuple[int, int]:
+    """Images to train on, and to validate on."""
+    kind, _, path = config.data.partition(":")
+    if plan_only and kind in PUBLISHED and config.val is None and not Path(path).expanduser().exists():
+        train, val = PUBLISHED[kind]
+        held = round(train * config.holdout)
+        train = train - held - config.tune_images
+        return min(train, config.images or train), held or val
+    return len(open_train(config)[0]), len(open_val(config))
 
 
 def study_hours(planned: Sequence[Planned], out: str | Path, images_per_second: float) -> tuple[float, float]:
@@ -214,7 +232,7 @@ def study_hours(planned: Sequence[Planned], out: str | Path, images_per_second: 
         raise ValueError(f"images_per_second={images_per_second:g}: must be above 0")
     runs = distinct(planned)
     left = {plan.folder for plan in left_to_do(planned, Path(out))}
-    sizes = dict(zip((plan.folder for plan in runs), run_sizes(runs), strict=True))
+    sizes = dict(zip((plan.folder for plan in runs), run_sizes(runs, plan_only=True), strict=True))
     per_hour = 3600 * images_per_second
     return sum(sizes.values()) / per_hour, sum(size for name, size in sizes.items() if name in left) / per_hour
 

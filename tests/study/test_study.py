@@ -425,8 +425,24 @@ def test_the_docs_are_up_to_date_with_the_results(script, capsys):
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "studies").glob("*.toml")), ids=lambda file: file.stem)
-def test_committed_studies_can_be_read(file):
-    assert read_study(file)
+def test_committed_studies_can_be_read_and_planned(file, tmp_path):
+    planned = read_study(file)
+    console = Console(width=250, record=True, file=io.StringIO())
+    here = not planned[0].config.data.startswith("coco:../shared")
+    print_plan(planned, tmp_path, console, 1000.0 if here else None)
+    text = console.export_text()
+    assert all(plan.folder in text for plan in planned)
+    if here:
+        assert re.search(r"\d+ runs: \d+\.\d hours at 1000 images/s", text)
+    for name in planned[0].uses:
+        assert (ROOT / "studies" / f"{name}.toml").exists()
+
+
+def test_hours_of_a_paper_table_without_its_data(tmp_path):
+    """60 epochs of COCO's 82,783 images in batches of 32, 40,504 to validate on after each, 18 runs."""
+    planned = read_study(ROOT / "studies" / "paper-mixes.toml", data=f"coco:{tmp_path}/nowhere")
+    whole, _ = study_hours(planned, tmp_path, 100.0)
+    assert whole == pytest.approx(18 * 60 * (82_783 // 32 * 32 + 40_504) / 100 / 3600)
 
 
 def test_runs_judged_by_mixed_images(tmp_path, script):
