@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gpu_logicmix.augment import kernels
+from gpu_logicmix.augment import augment_kernels, augment_launch, kernels
 
 RESULTS = Path(__file__).parent / "results" / "aot.json"
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -56,6 +56,25 @@ def labels(arch: int, dtype: str, k: int):
     numbers = {"categories": "i32", "step": "i32", "stride": "i32", "unknown": "fp32" if "float" in dtype else "i32"}
     constants = {"K": k, "ASSUME": kernels.KEEP, "BLOCK": kernels.LABEL_BLOCK}
     return compiled(kernels.or_kernel, {**pointers, **numbers}, constants, arch, 2, [*pointers])
+
+
+def augment(arch: int, part: str, last: bool = True, even: bool = True, mirror: bool = False, nearest: bool = False):
+    """A kernel of RandAugment: statistics, tables or apply."""
+    function = getattr(augment_kernels, f"{part}_kernel")
+    pointers = {"images": "*u8", "out": "*u8", "tables": "*u8", "mirror": "*u8", "stats": "*i32"}
+    pointers |= {"operations": "*i64", "signs": "*i64"}
+    whole = dict.fromkeys(("height", "width", "row", "pixels", "step", "keep", "level", "dx", "dy"), "i32")
+    whole["codes"] = "i64"
+    numbers = ("strength", "sin", "versine", "shear_x", "shear_y", "aspect", "fill_0", "fill_1", "fill_2")
+    signature = pointers | whole | dict.fromkeys(numbers, "fp32")
+    block = augment_launch.BLOCK * (2 if part == "statistics" else 1)
+    constants = {"CHANNELS": 3, "LAST": last, "CHUNK": augment_launch.CHUNK, "BLOCK": block}
+    constants |= {"MIRROR": mirror, "NEAREST": nearest, "EVEN": even}
+    names = function.arg_names
+    signature, constants = ({k: v for k, v in d.items() if k in names} for d in (signature, constants))
+    # 448 x 448: every whole number of the shape is a multiple of 16. One from a plan [B, N] to the next sample is not.
+    aligned = [n for n in names if n in pointers] + [n for n in ("height", "width", "row", "pixels") if n in names]
+    return compiled(function, signature, constants, arch, augment_launch.WARPS, aligned if even else [])
 
 
 def look_at(kernel) -> dict:
@@ -97,6 +116,18 @@ def rows(arches: list[int]) -> dict[str, dict]:
             found[f"sm_{arch} mix {table} -> {out}, K {k}{words}"] = look_at(mix(arch, table, out, k, **options))
         for dtype in ("int8", "float32"):
             found[f"sm_{arch} labels {dtype}, K 3"] = look_at(labels(arch, dtype, 3))
+        for part, options in (
+            ("statistics", {}),
+            ("statistics", {"last": False}),
+            ("tables", {}),
+            ("apply", {"mirror": True}),
+            ("apply", {}),
+            ("apply", {"last": False}),
+            ("apply", {"mirror": True, "even": False}),
+            ("apply", {"nearest": True}),
+        ):
+            words = "".join(f", {name}={value}" for name, value in options.items())
+            found[f"sm_{arch} RandAugment {part}{words}"] = look_at(augment(arch, part, **options))
     return found
 
 

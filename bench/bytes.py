@@ -4,7 +4,8 @@
     python bench/bytes.py --batch 64 --size 288 --categories 9605
 
 A kernel is an operator that is dispatched and is not a view. Bytes are what it reads and writes, nominally: every input
-and output once; of a gather only what it takes; of the mix its own pixels and its partners', on average.
+and output once; of a gather only what it takes; of the mix its own pixels and its partners', on average; of statistics
+the samples that drew an operation with any, on average.
 The batch is uint8 and channels_last on the device; a bfloat16 batch, normalised, comes out.
 """
 
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gpu_logicmix import GPULogicMix, RandAugment, RandomHorizontalFlip
+from gpu_logicmix.augment.randaugment import OPERATIONS
 
 RESULTS = Path(__file__).parent / "results" / "bytes.json"
 NORMALIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -29,6 +31,7 @@ NOT_KERNELS |= {"detach", "alias", "_unsafe_view", "_reshape_alias", "device"}
 OVERWRITES = {"copy_", "fill_", "zero_", "random_", "uniform_"}
 MAKES = {"new_zeros", "new_ones", "new_full", "full_like", "zeros_like", "ones_like"}
 TAKES = {"index_select", "gather", "index"}
+DRAW, AUGMENT, MIX = "draw of all three", "flip, RandAugment", "mix, / 255, normalise, cast; labels"
 
 
 def nbytes(tensor: Tensor) -> int:
@@ -43,6 +46,7 @@ class Count(TorchDispatchMode):
     def __init__(self, members: float) -> None:
         super().__init__()
         self.part, self.members = "", members  # samples read for each sample written, on average
+        self.described = 3 / len(OPERATIONS)  # AutoContrast, Equalize and Contrast have statistics
         self.rows: list[tuple[str, str, int]] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -65,16 +69,16 @@ class Count(TorchDispatchMode):
         elif name in ("mix_rows", "or_rows"):
             row = nbytes(ins[0]) // max(1, ins[0].shape[0])
             read = round(self.members * outs[0].shape[0] * row) + sum(nbytes(t) for t in ins[1:])
+        elif name == "augment_statistics":
+            read, write = round(self.described * nbytes(ins[0])) + sum(map(nbytes, ins[1:])), nbytes(ins[-1])
         self.rows.append((self.part, name, read + write))
         return result
 
 
-def count(batch: int, size: int, categories: int = 80, dense: bool = False) -> dict[str, dict[str, float]]:
-    """{part: {"kernels", "MB"}} of one batch; RandAugment by a plan read on the host, unless `dense`."""
-    torch.manual_seed(0)
+def count(batch: int, size: int, categories: int = 80) -> dict[str, dict[str, float]]:
+    """{part: {"kernels", "MB"}} of one batch."""
     flip, augment = RandomHorizontalFlip(), RandAugment()
     mix = GPULogicMix(normalize=NORMALIZE, out_dtype=torch.bfloat16)
-    on_host = augment.plan(batch)
     # p of the samples have 1 to 2 partners beside themselves.
     counter = Count(members=1 + mix.p * ((mix.k_min + mix.k_max) / 2 - 1))
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -84,14 +88,12 @@ def count(batch: int, size: int, categories: int = 80, dense: bool = False) -> d
         made = mix.finish.of(images)[1:]
         mix.finish._constants = lambda *_: made  # on a GPU they are made once, not in every step
         with counter:
-            counter.part = "flip"
-            images = flip(images)
-            counter.part = "RandAugment"
-            images = augment(images, augment.plan(batch, "cuda") if dense else on_host)
-            counter.part = "draw of the mix"
-            plan = mix.plan(batch, "cuda")
-            counter.part = "mix, / 255, normalise, cast; labels"
-            mix(images, targets, plan)
+            counter.part = DRAW
+            mirror, plan, groups = flip.plan(batch, "cuda"), augment.plan(batch, "cuda"), mix.plan(batch, "cuda")
+            counter.part = AUGMENT
+            images = augment(images, plan, mirror)
+            counter.part = MIX
+            mix(images, targets, groups)
     parts: dict[str, dict[str, float]] = {}
     for part, _, moved in counter.rows:
         row = parts.setdefault(part, {"kernels": 0, "MB": 0.0})

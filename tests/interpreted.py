@@ -5,9 +5,10 @@ import sys
 
 import torch
 
-from gpu_logicmix.augment import kernels
+from gpu_logicmix.augment import augment_launch, kernels
 from gpu_logicmix.augment.apply import mix_images, or_targets
 from gpu_logicmix.augment.plan import MixPlan, filled
+from gpu_logicmix.augment.randaugment import OPERATIONS, AugmentPlan, RandAugment, mirrored
 
 U8, BF, HF, FL = torch.uint8, torch.bfloat16, torch.float16, torch.float32
 PAIRS = [(U8, BF), (U8, U8), (FL, BF), (BF, BF), (U8, HF), (U8, FL), (FL, FL)]
@@ -93,5 +94,57 @@ def labels():
     print(cases, "cases")
 
 
+def augment(options, shape, last, batch=28, rounds=1, names=OPERATIONS):
+    """One batch through the kernels and through the dense form in torch, every operation with both signs in it."""
+    transform = RandAugment(rounds, ops=names, **options)
+    pixels = torch.randint(0, 256, (batch, *shape), dtype=U8)
+    pixels[:3] //= 8  # something to stretch; and a flat channel
+    pixels[1, 0] = 77
+    pixels = pixels.contiguous(memory_format=torch.channels_last) if last else pixels
+    number = torch.arange(batch * rounds).view(rounds, batch).T + torch.arange(rounds)
+    plan = AugmentPlan(number % len(names), 1 - 2 * (number // len(names) % 2))
+    mirror, kept = torch.rand(batch) < 0.5, pixels.clone()
+    got = augment_launch.augmented(pixels, *plan, mirror, transform._magnitudes(pixels))
+    want = transform._dense(mirrored(pixels, mirror), plan)
+    assert torch.equal(pixels, kept), "the input was written to"
+    assert got.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    return (got.int() - want.int()).abs(), plan
+
+
+def randaugment():
+    """Within one level of the dense form, which the tests compare with torchvision. Where an operation picks a pixel
+    ("nearest"), a coordinate half-way between two of them may go to either: few, not none."""
+    cases = 0
+    augment_launch.CHUNK = 1024  # so that the statistics of the largest come from several programs
+    shapes = [(16, 16), (45, 51), (7, 64), (2, 9), (1, 1)]
+    fills = {1: (0, 77), 3: (0, (10, 200, 90.5))}
+    for (height, width), channels, last in itertools.product(shapes, (3, 1), (False, True)):
+        torch.manual_seed(cases)
+        m = (9, 30, 1, 0)[cases % 4]
+        off, plan = augment({"m": m, "fill": fills[channels][cases % 2]}, (channels, height, width), last)
+        wrong = {OPERATIONS[plan.operations[i]]: n for i, n in enumerate(off.flatten(1).amax(1).tolist()) if n > 1}
+        assert not wrong, (height, width, channels, last, m, wrong)
+        assert (off > 0).float().mean() < 0.01, (height, width, channels, last, m)
+        cases += 1
+    off, _ = augment({"interpolation": "nearest", "fill": 9}, (3, 21, 34), True)
+    assert (off > 1).float().mean() < 0.002
+    # Two rounds: a level in the first can become several in the second.
+    off, _ = augment({}, (3, 24, 24), True, batch=14, rounds=2)
+    assert (off > 1).float().mean() < 0.002
+    off, _ = augment({}, (3, 9, 9), True, batch=4, names=("Sharpness", "Identity"))
+    assert off.max() <= 1
+    pixels = torch.randint(0, 256, (5, 3, 9, 14), dtype=U8)[:, :, 1:]
+    mirror = torch.tensor([True, False, True, True, False])
+    assert torch.equal(augment_launch.mirrored(pixels, mirror), mirrored(pixels, mirror))
+    nothing = torch.zeros(5, 0, dtype=torch.int64)
+    none = augment_launch.augmented(pixels, nothing, nothing, mirror, RandAugment()._magnitudes(pixels))
+    assert torch.equal(none, mirrored(pixels, mirror))
+    # An operation that the plan cannot hold is none.
+    odd, sign = torch.tensor([[-3], [14], [99], [0], [0]]), torch.ones(5, 1, dtype=torch.int64)
+    same = augment_launch.augmented(pixels, odd, sign, None, RandAugment()._magnitudes(pixels))
+    assert torch.equal(same, pixels)
+    print(cases + 6, "cases")
+
+
 if __name__ == "__main__":
-    {"images": images, "labels": labels}[sys.argv[1]]()
+    {"images": images, "labels": labels, "randaugment": randaugment}[sys.argv[1]]()

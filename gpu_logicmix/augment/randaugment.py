@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -58,6 +58,22 @@ WARPS = ("Rotate", "ShearX", "ShearY")
 INTERPOLATIONS = ("bilinear", "nearest")
 # Values worked on at a time on a CPU.
 CPU_PIECE = 2**20
+
+
+@cache
+def _triton():
+    """The module that launches the kernels; None where Triton is not installed."""
+    try:
+        from gpu_logicmix.augment import augment_launch
+    except ImportError:
+        return None
+    return augment_launch
+
+
+def _by_kernel(images: Tensor) -> bool:
+    on_gpu = images.is_cuda and not torch.compiler.is_compiling()
+    return on_gpu and _triton() is not None and _triton().takes(images)
+
 
 Kernel = tuple[list[int], tuple[int, ...], Callable[[Tensor, Tensor, Tensor], Tensor]]
 
@@ -128,9 +144,10 @@ class RandAugment(nn.Module):
     def plan(self, batch_size: int, device: torch.device | str | None = None) -> AugmentPlan:
         """Draw the operations and signs of `batch_size` samples.
 
-        A plan on the CPU (the default, whatever the device of the images) can be read without waiting for the device,
-        so `forward` computes each operation for the samples that drew it. A plan on the images' own device is never
-        read: every operation is computed for every sample and the right one is kept. The pixels are the same.
+        uint8 images on CUDA go through three Triton kernels a round, whose plan is on the device; one on the CPU is
+        copied there. Elsewhere, a plan on the CPU (the default) can be read without waiting for the device, so
+        `forward` computes each operation for the samples that drew it. A plan on the images' own device is never read:
+        every operation is computed for every sample and the right one is kept. The pixels are the same.
         """
         source = self.generator.device if self.generator is not None else torch.device(device or "cpu")
         draw = partial(torch.randint, size=(batch_size, self.n), device=source, **random_source(self.generator))
@@ -138,18 +155,28 @@ class RandAugment(nn.Module):
         return AugmentPlan(_send(operations, device or source), _send(signs, device or source))
 
     @torch.no_grad()
-    def forward(self, images: Tensor, plan: AugmentPlan | None = None) -> Tensor:
+    def forward(self, images: Tensor, plan: AugmentPlan | None = None, mirror: Tensor | None = None) -> Tensor:
+        """mirror: [B] bool, which samples to mirror first, left to right; in the same pass, where kernels do it."""
         check_images(images)
-        if not self.training or self.n == 0 or images.numel() == 0:
+        if not self.training or images.numel() == 0:
+            return images
+        by_kernel = _by_kernel(images)
+        if mirror is not None and not (by_kernel and self.n):
+            images = mirrored(images, mirror)
+        if self.n == 0:
             return images
         check_range(images)
         compiling = torch.compiler.is_compiling()
         if plan is None:
-            plan = self.plan(images.shape[0], images.device if compiling else None)
+            plan = self.plan(images.shape[0], images.device if compiling or by_kernel else None)
         shapes = [list(tensor.shape) for tensor in plan]
         if shapes[0] != shapes[1] or len(shapes[0]) != 2 or shapes[0][0] != images.shape[0]:
             expected = f"for {images.shape[0]} images both are [{images.shape[0]}, N]"
             raise ValueError(f"plan: operations {shapes[0]} and signs {shapes[1]}; {expected}")
+        if by_kernel:
+            operations, signs = (_send(tensor, images.device) for tensor in plan)
+            mirror = None if mirror is None else _send(mirror, images.device)
+            return _triton().augmented(images, operations, signs, mirror, self._magnitudes(images))
         if plan.operations.device.type == "cpu" and not compiling:
             return self._grouped(images, plan)
         return self._dense(images, plan)
@@ -243,6 +270,26 @@ class RandAugment(nn.Module):
         y = shear_y + sin * (width / height), cos, shear_y
         return affine_warp(images, torch.stack([*x, *y], dim=1).view(-1, 2, 3), self.interpolation, fill)
 
+    def _magnitudes(self, images: Tensor):
+        """What the kernels on a GPU need to know."""
+        channels, height, width = images.shape[1:]
+        names = ["Identity" if name == "Color" and channels == 1 else name for name in self.ops]
+        return _triton().Magnitudes(
+            codes=sum(OPERATIONS.index(name) << 4 * place for place, name in enumerate(names)),
+            keep=256 - 2 ** (8 - self.bits),
+            level=math.ceil(self.threshold),
+            dx=self._shift(width),
+            dy=self._shift(height),
+            nearest=int(self.interpolation == "nearest"),
+            strength=self.strength,
+            sin=math.sin(self.angle),
+            versine=1 - math.cos(self.angle),
+            shear_x=self.shear * height / width,
+            shear_y=self.shear * width / height,
+            aspect=height / width,
+            fill=tuple(self._fill(channels, images.dtype)),
+        )
+
     def _shift(self, size: int) -> int:
         return int(150 / 331 * size * self.m / (self.bins - 1))
 
@@ -280,10 +327,18 @@ class RandomHorizontalFlip(nn.Module):
             return images
         if plan is None:
             plan = self.plan(images.shape[0], images.device)
-        if images.device.type == "cpu" and not torch.compiler.is_compiling():
-            flipped = [x.flip(-1) if mirror else x for x, mirror in zip(images, plan.tolist(), strict=True)]
-            return like(torch.stack(flipped), images)
-        return torch.where(_send(plan, images.device).view(-1, 1, 1, 1), images.flip(-1), images)
+        return mirrored(images, plan)
+
+
+def mirrored(images: Tensor, mirror: Tensor) -> Tensor:
+    """Those of `mirror` [B] left to right, as a new tensor."""
+    if images.device.type == "cpu" and not torch.compiler.is_compiling():
+        flipped = [x.flip(-1) if flip else x for x, flip in zip(images, mirror.tolist(), strict=True)]
+        return like(torch.stack(flipped), images)
+    mirror = _send(mirror, images.device)
+    if images.ndim == 4 and images.shape[1] in (1, 3) and _by_kernel(images):
+        return _triton().mirrored(images, mirror)
+    return torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
 
 
 def _send(tensor: Tensor, device: torch.device | str) -> Tensor:

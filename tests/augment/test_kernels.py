@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpu_logicmix import GPULogicMix, Mixup, MixupPME, MultiLabelMixup, OrMixup
+from gpu_logicmix import GPULogicMix, Mixup, MixupPME, MultiLabelMixup, OrMixup, RandAugment, RandomHorizontalFlip
+from gpu_logicmix.augment import augment_kernels
+from gpu_logicmix.augment.randaugment import OPERATIONS
 
 pytest.importorskip("triton")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["images", "labels"])
+@pytest.mark.parametrize("part", ["images", "labels", "randaugment"])
 def test_kernels_in_the_interpreter(part):
     """In a process of its own: Triton decides on import whether it interprets."""
     checks = Path(__file__).parent.parent / "interpreted.py"
@@ -62,12 +64,45 @@ def test_cuda_takes_one_kernel_for_the_images(make, layout, dtype):
     assert not any("embedding_bag" in name for name in names.called)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("given", ["cpu", "cuda", None])
+def test_cuda_takes_three_kernels_a_round(layout, given):
+    """The flip among them; on fake tensors, so nothing waits for the device either."""
+    augment, flip = RandAugment(n=2), RandomHorizontalFlip()
+    drawn = augment.plan(8)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        images = torch.empty(8, 3, 64, 48, dtype=torch.uint8, device="cuda").to(memory_format=layout)
+        plan = {"cpu": drawn, "cuda": augment.plan(8, "cuda"), None: None}[given]
+        mirror = flip.plan(8, "cuda")
+        with Names() as names:
+            result = augment(images, plan, mirror)
+        assert (result.dtype, result.shape, result.device.type) == (torch.uint8, images.shape, "cuda")
+        assert result.is_contiguous(memory_format=layout)
+        ours = [name for name in names.called if "gpu_logicmix" in name]
+        kinds = ("augment_statistics", "augment_tables", "augment_apply")
+        assert ours == [f"gpu_logicmix.{kind}.default" for kind in kinds * 2]
+        with Names() as names:
+            flip(images)
+        assert [name for name in names.called if "gpu_logicmix" in name] == ["gpu_logicmix.augment_apply.default"]
+        with Names() as names:
+            augment(images / 255, drawn)  # floats have levels between the 256
+        assert not any("gpu_logicmix" in name for name in names.called)
+
+
+def test_the_kernels_know_the_operations():
+    for name, number in zip(OPERATIONS, range(14), strict=True):
+        word = "".join(f"_{letter}" if letter in "XY" else letter for letter in name).upper()
+        assert getattr(augment_kernels, word).value == number
+
+
 def test_offsets_past_32_bits():
     """4,096 images of 3 x 448 x 448 are more than 2^31 numbers; shapes alone can be followed here."""
+    augment = RandAugment()
     with FakeTensorMode():
         images = torch.empty(4096, 3, 448, 448, dtype=torch.uint8, device="cuda")
         mixed, _ = GPULogicMix(out_dtype=torch.bfloat16)(images, torch.empty(4096, 80, device="cuda"))
         assert mixed.numel() == 4096 * 3 * 448 * 448
+        assert augment(images).shape == images.shape
 
 
 def test_a_batch_with_history_stays_differentiable_on_cuda():
