@@ -198,36 +198,39 @@ def _warped(source, y, x, c, outside, operation, sign, sin, versine, shear_x, sh
 
 
 @triton.jit
+def _blended(source, y, x, c, operation, factor, height, width, flip, within, CHANNELS: tl.constexpr,
+             LAST: tl.constexpr):  # fmt: skip
+    """Color: with the grey level. Sharpness: with the mean around a pixel, which counts five times; not on the edge."""
+    own = _tap(source, y, x, c, 0.0, height, width, flip, within, CHANNELS, LAST)
+    if operation == COLOR:
+        red = _tap(source, y, x, 0, 0.0, height, width, flip, within, CHANNELS, LAST)
+        green = _tap(source, y, x, 1, 0.0, height, width, flip, within & (CHANNELS == 3), CHANNELS, LAST)
+        blue = _tap(source, y, x, 2, 0.0, height, width, flip, within & (CHANNELS == 3), CHANNELS, LAST)
+        other = _grey(red, green, blue).to(tl.float32)
+        edge = within & (CHANNELS == 1)
+    else:
+        total = own * 4.0
+        for j in tl.static_range(9):
+            total += _tap(source, y + j // 3 - 1, x + j % 3 - 1, c, 0.0, height, width, flip, within, CHANNELS, LAST)
+        other = _rounded(total * (1 / 13))
+        edge = (y == 0) | (y == height - 1) | (x == 0) | (x == width - 1)
+    return _clipped(tl.where(edge, own, own * factor + other * (1.0 - factor)))
+
+
+@triton.jit
 def apply_kernel(
     images,  # [B, ...] uint8
-    operations,
-    signs,
+    operations, signs,
     mirror,  # [B] bytes, read if MIRROR
     tables,
     out,  # like `images`
-    height,
-    width,
+    height, width,
     row,  # bytes in an image
-    step,
-    codes,
-    dx,
-    dy,
-    strength,
-    sin,
-    versine,
-    shear_x,
-    shear_y,
-    aspect,
-    fill_0,
-    fill_1,
-    fill_2,
-    MIRROR: tl.constexpr,
-    NEAREST: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    LAST: tl.constexpr,
+    step, codes, dx, dy, strength, sin, versine, shear_x, shear_y, aspect, fill_0, fill_1, fill_2,
+    MIRROR: tl.constexpr, NEAREST: tl.constexpr, CHANNELS: tl.constexpr, LAST: tl.constexpr,
     EVEN: tl.constexpr,  # the row is a multiple of BLOCK: no masks
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     # B * row may be past 2^31: bases are 64 bits wide, places in an image 32.
     b = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -241,23 +244,7 @@ def apply_kernel(
     x = pixel % width
     if (operation == COLOR) | (operation == SHARPNESS):
         factor = 1.0 + strength * tl.load(signs + b * step).to(tl.float32)
-        own = _tap(source, y, x, c, 0.0, height, width, flip, within, CHANNELS, LAST)
-        if operation == COLOR:
-            red = _tap(source, y, x, 0, 0.0, height, width, flip, within, CHANNELS, LAST)
-            green = _tap(source, y, x, 1, 0.0, height, width, flip, within & (CHANNELS == 3), CHANNELS, LAST)
-            blue = _tap(source, y, x, 2, 0.0, height, width, flip, within & (CHANNELS == 3), CHANNELS, LAST)
-            other = _grey(red, green, blue).to(tl.float32)
-            edge = within & (CHANNELS == 1)
-        else:
-            total = own * 4.0
-            for j in tl.static_range(9):
-                total += _tap(
-                    source, y + j // 3 - 1, x + j % 3 - 1, c, 0.0, height, width, flip, within, CHANNELS, LAST
-                )
-            other = _rounded(total * (1 / 13))
-            edge = (y == 0) | (y == height - 1) | (x == 0) | (x == width - 1)
-        result = tl.where(edge, own, own * factor + other * (1.0 - factor))
-        result = _clipped(result)
+        result = _blended(source, y, x, c, operation, factor, height, width, flip, within, CHANNELS, LAST)
     elif (operation == TRANSLATE_X) | (operation == TRANSLATE_Y):
         sign = tl.load(signs + b * step).to(tl.int32)
         outside = tl.where(c == 0, fill_0, tl.where(c == 1, fill_1, fill_2)).to(tl.uint8).to(tl.float32)

@@ -14,6 +14,16 @@ from gpu_logicmix.augment.plan import MixPlan, draw_groups, still_plan
 from gpu_logicmix.labels import check_labels
 
 
+def finished(images: Tensor, finish: Finish) -> Tensor:
+    """Nothing mixed, but normalised and cast, if that is asked for."""
+    ending = finish.of(images)
+    if ending is None:
+        return images
+    if ending.scale is None or images.shape[0] == 0:
+        return images.to(ending.dtype)
+    return mix_images(images, still_plan(images.shape[0], 1, images.device), ending=ending)
+
+
 class Mix(nn.Module):
     """What all mixes share: checks, draw, apply. A child says how it draws and what becomes of the labels."""
 
@@ -65,22 +75,13 @@ class Mix(nn.Module):
         """Mix a batch: `images` [B, ...] and `targets` [B, C]. New tensors, or the same ones if not `active`,
         apart from `normalize` and `out_dtype`."""
         if not self.active:
-            return self._finished(images), targets
+            return finished(images, self.finish), targets
         self._check(images, targets, plan)
         if images.shape[0] == 0:
-            return self._finished(images), targets
+            return finished(images, self.finish), targets
         if plan is None:
             plan = self.plan(images.shape[0], images.device)
         return self._mix(images, targets, plan)
-
-    def _finished(self, images: Tensor) -> Tensor:
-        """Nothing mixed, but normalised and cast, if that is asked for."""
-        ending = self.finish.of(images)
-        if ending is None:
-            return images
-        if ending.scale is None or images.shape[0] == 0:
-            return images.to(ending.dtype)
-        return mix_images(images, still_plan(images.shape[0], 1, images.device), ending=ending)
 
     def _draw(self, batch_size: int, device) -> MixPlan:
         """Two samples of each group, the first with the share that `_share` draws."""

@@ -50,6 +50,7 @@ class Classifier(nn.Module):
         self._unused = _behind_the_map(backbone) if head.takes == "map" else frozenset()
         self._thaw(frozenset())
         self.normalises = mean is not None
+        self.normalised_in_training = False  # the training run sets it where its augmentation does it in its last pass
         # In the state dict even where they do nothing: a checkpoint says how its images were normalised.
         self.register_buffer("mean", torch.zeros(3, 1, 1) if mean is None else mean)
         self.register_buffer("std", torch.ones(3, 1, 1) if std is None else std)
@@ -58,7 +59,7 @@ class Classifier(nn.Module):
         """What the head takes: pooled features of the backbone [B, D], or its map before pooling [B, D, h, w]."""
         if not images.is_floating_point():
             raise ValueError(f"images must be of a floating-point type with values in [0, 1], not {images.dtype}")
-        if self.normalises:
+        if self.normalises and not (self.training and self.normalised_in_training):
             images = (images - self.mean.to(images.dtype)) / self.std.to(images.dtype)
         return feature_map(self.backbone, images) if self.head.takes == "map" else self.backbone(images)
 

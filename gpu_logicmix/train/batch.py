@@ -1,6 +1,7 @@
 """What a batch goes through on its way to the model: to the device, flip, RandAugment, /255, mix.
 
-A pipeline in place of RandAugment, Kornia's or the user's own, comes after /255.
+A pipeline in place of RandAugment, Kornia's or the user's own, comes after /255. On CUDA the batch stays bytes, as the
+loader has them, up to one last pass: mix, /255, normalisation and the dtype that the first layer computes in.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gpu_logicmix.augment import Mix, make_mix
+from gpu_logicmix.augment.base import finished
+from gpu_logicmix.augment.finish import Finish
 from gpu_logicmix.augment.randaugment import RandAugment, RandomHorizontalFlip
 from gpu_logicmix.errors import DataError, RunError
 from gpu_logicmix.train.config import Config
@@ -27,12 +30,13 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-def mix_of(config: Config) -> Mix | None:
-    """The mix that the options name."""
+def mix_of(config: Config, **finish: Any) -> Mix | None:
+    """The mix that the options name; `finish`: what the last pass does beside mixing."""
     if config.mix != "logicmix":
-        return make_mix(config.mix)
+        return make_mix(config.mix, **finish)
     return make_mix(
         "logicmix",
+        **finish,
         p=config.p,
         k_min=config.k_min,
         k_max=config.k_max,
@@ -67,13 +71,17 @@ def pipeline_of(config: Config) -> nn.Module:
 
 class Augment(nn.Module):
     """From a batch of bytes to what the model sees. `views=2`: a weak view (flip alone) and a strong one (RandAugment
-    or what is in its place too), mixed by the same plan."""
+    or what is in its place too), mixed by the same plan.
 
-    def __init__(self, config: Config, views: int = 1) -> None:
+    finish: `normalize` and `out_dtype` of the mix. Given, bytes stay bytes until the mix, and what comes out is what
+    the first layer takes; None: floats in [0, 1] are mixed and come out."""
+
+    def __init__(self, config: Config, views: int = 1, finish: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.flip = RandomHorizontalFlip() if config.flip else nn.Identity()
         self.randaugment = pipeline_of(config)
-        self.mix = mix_of(config)
+        self.mix = mix_of(config, **(finish or {}))
+        self.finish = None if finish is None else Finish(**finish)
         if views > 1 and config.bank:
             raise ValueError(f"bank={config.bank}: head {config.head} sees two views of each batch; use no bank")
         self.views = views
@@ -87,19 +95,28 @@ class Augment(nn.Module):
         self.mixes = self.mix is not None and self.mix.active and epoch in self.mixed_epochs
 
     def forward(self, images: Tensor, targets: Tensor) -> tuple[list[Tensor], Tensor, Tensor | None]:
-        """uint8 images [B, 3, H, W] and labels -> views as floats in [0, 1], labels, which samples are mixed (None:
-        none)."""
-        flipped = self.flip(images)
-        if isinstance(self.randaugment, RandAugment):
-            strong = self.randaugment(flipped).float().div_(255)
+        """uint8 images [B, 3, H, W] and labels -> views, labels, which samples are mixed (None: none)."""
+        weak = images
+        if self.views == 1 and isinstance(self.randaugment, RandAugment):
+            mirror = self.flip.plan(len(images), images.device) if isinstance(self.flip, RandomHorizontalFlip) else None
+            strong = self.randaugment(images, mirror=mirror)
         else:
-            strong = self.randaugment(flipped.float().div_(255))
-        views = [flipped.float().div_(255) for _ in range(self.views - 1)] + [strong]
+            weak = self.flip(images)
+            takes_bytes = isinstance(self.randaugment, RandAugment | nn.Identity)
+            strong = self.randaugment(weak if takes_bytes else _unit(weak))
+        views = [weak] * (self.views - 1) + [strong]
+        if self.finish is None:
+            views = [_unit(view) for view in views]
         if not self.mixes:
-            return views, targets, None
+            return (views if self.finish is None else [finished(view, self.finish) for view in views]), targets, None
         plan = self.mix.plan(len(images), images.device)
         mixed = [self.mix(view, targets, plan) for view in views]
         return [view for view, _ in mixed], mixed[0][1], plan.mixed
+
+
+def _unit(images: Tensor) -> Tensor:
+    """As floats in [0, 1]."""
+    return images.float().div_(255) if images.dtype is torch.uint8 else images
 
 
 def padded(

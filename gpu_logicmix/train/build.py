@@ -16,6 +16,7 @@ from gpu_logicmix.errors import RunError
 from gpu_logicmix.losses.base import LOSSES, Loss
 from gpu_logicmix.methods.base import Head
 from gpu_logicmix.models.classifier import Classifier, build_model
+from gpu_logicmix.train.batch import Augment
 from gpu_logicmix.train.config import Config
 from gpu_logicmix.train.distributed import World
 from gpu_logicmix.train.inputs import matrix_of
@@ -95,6 +96,25 @@ def make_scheduler(
         fall = config.lr_step * per_epoch
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 0.1 if update >= fall else 1.0)
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1.0)
+
+
+def amp_dtype(config: Config, device: torch.device) -> torch.dtype:
+    """What convolutions and linear layers compute in."""
+    amp = ("bf16" if device.type == "cuda" else "off") if config.amp == "auto" else config.amp
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp, torch.float32)
+
+
+def make_augment(config: Config, model: Classifier, device: torch.device, one_pass: bool | None = None) -> Augment:
+    """On CUDA (or with `one_pass`) the last pass of the augmentation normalises and casts, and the model no longer does
+    in training."""
+    model.normalised_in_training = device.type == "cuda" if one_pass is None else one_pass
+    finish = None
+    if model.normalised_in_training:
+        normalize = tuple(part.flatten().tolist() for part in (model.mean, model.std)) if model.normalises else None
+        # A head with a step of its own may compute with the images.
+        plain = type(model.head).training_step is Head.training_step
+        finish = {"normalize": normalize, "out_dtype": amp_dtype(config, device) if plain else torch.float32}
+    return Augment(config, model.head.views, finish).to(device)
 
 
 def prepare_methods(config: Config, model: Classifier, loss: Loss, train_set: ImageDataset) -> None:

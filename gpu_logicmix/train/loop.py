@@ -38,8 +38,9 @@ from gpu_logicmix.models.classifier import Classifier
 from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train import runlog
 from gpu_logicmix.train.average import WeightAverage
-from gpu_logicmix.train.batch import Augment, moved, padded, seed_step
+from gpu_logicmix.train.batch import moved, padded, seed_step
 from gpu_logicmix.train.build import (
+    make_augment,
     make_loss,
     make_model,
     make_net,
@@ -131,9 +132,8 @@ class Training:
         prepare_methods(config, self.model, self.loss, self.train_set)
         self.model = self.model.to(device, memory_format=torch.channels_last)
         self.loss = self.loss.to(device)
-        decay = config.ema_decay
-        self.ema = WeightAverage(self.model, decay, warmup=config.ema_warmup) if decay else None
-        self.augment = Augment(config, self.model.head.views).to(device)
+        self.ema = WeightAverage(self.model, config.ema_decay, warmup=config.ema_warmup) if config.ema_decay else None
+        self.augment = make_augment(config, self.model, device)
         self.table = make_table(config, self.train_set, full, device, self.loss, self.model.head)
         self.loader = make_train_loader(config, self.train_set, world)
         self.plain = PlainLoaders(config, world)

@@ -22,7 +22,7 @@ from gpu_logicmix.metrics import Metrics, PrecisionRecall, evaluate, precision_r
 from gpu_logicmix.models.classifier import Classifier
 from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train.batch import moved
-from gpu_logicmix.train.build import make_model
+from gpu_logicmix.train.build import amp_dtype, make_model
 from gpu_logicmix.train.checkpoint import read_categories, read_config
 from gpu_logicmix.train.config import Config
 from gpu_logicmix.train.distributed import World, joined_world
@@ -30,9 +30,9 @@ from gpu_logicmix.train.inputs import open_labeled, open_val
 
 
 def autocast(config: Config, device: torch.device) -> torch.autocast:
-    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    amp = ("bf16" if device.type == "cuda" else "off") if config.amp == "auto" else config.amp
-    return torch.autocast(device.type, dtype=kinds.get(amp), enabled=amp in kinds)
+    dtype = amp_dtype(config, device)
+    on = dtype is not torch.float32
+    return torch.autocast(device.type, dtype=dtype if on else None, enabled=on)
 
 
 def plain_loader(dataset: ImageDataset, config: Config, world: World) -> Any:

@@ -23,7 +23,8 @@ from rich.table import Table
 from torch import Tensor
 
 from gpu_logicmix.machine import machine, versions
-from gpu_logicmix.train.batch import Augment, moved
+from gpu_logicmix.train.batch import moved
+from gpu_logicmix.train.build import make_augment
 from gpu_logicmix.train.config import Config
 from gpu_logicmix.train.distributed import World, joined_world
 from gpu_logicmix.train.loop import Training
@@ -59,7 +60,8 @@ def measure_step(config: Config, rounds: int, tick: Callable[[], None] = lambda:
     """
     with joined_world(config.device, config.threads) as world:
         run, batch = open_run(config, world)
-        augments = {name: Augment(replace(config, **BARE | on)).to(world.device) for name, on in VARIANTS.items()}
+        variants = {name: replace(config, **BARE | on) for name, on in VARIANTS.items()}
+        augments = {name: make_augment(variant, run.model, world.device) for name, variant in variants.items()}
         steps: dict[str, list[Seconds]] = {name: [] for name in VARIANTS}
         alone: dict[str, list[Seconds]] = {name: [] for name in VARIANTS}
         for turn in range(rounds + 1):
