@@ -27,6 +27,7 @@ import numpy as np
 from measure import RESULTS, environment
 
 IMAGES, CLASSES, LABELS = 9_011_219, 9_605, 60_000_000
+SLICE, STEPS = 28_000, 50  # images to train on: more than a matrix is made for
 HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
 
@@ -117,41 +118,103 @@ def measure(folder: Path) -> dict[str, Any]:
     return out
 
 
-def child(mode: str, folder: Path, index: Path) -> dict[str, Any]:
-    environ = {**os.environ, "GPU_LOGICMIX_INDEX": str(index)}
-    command = [sys.executable, __file__, "--child", mode, "--folder", str(folder)]
-    return json.loads(subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True).stdout)
+def train(folder: Path) -> dict[str, Any]:
+    """50 steps on a slice with all classes: large enough for sparse labels, with pseudo-labels and mixing."""
+    import torch
+    from PIL import Image
+
+    from gpu_logicmix import Config, fit, open_dataset
+    from gpu_logicmix.train.inputs import open_train, open_val
+
+    torch.set_num_threads(1)
+    count = len(open_dataset(f"openimages:{folder}", "train", 32, labels="sparse", on_bad_image="skip"))
+    batch = SLICE // STEPS * 2  # in two epochs: the second has pseudo-labels
+    config = Config(
+        data=f"openimages:{folder}", option=["labels=sparse"], size=32, images=batch * STEPS // 2, holdout=300 / count,
+        model="test_resnet", weights="none", epochs=2, batch_size=batch, cl=True, cl_start=1, cft=False, workers=0,
+        device="cpu", threads=1, amp="off", on_bad_image="skip",
+    )  # fmt: skip
+    rng, images = np.random.default_rng(0), 0
+    with tempfile.TemporaryDirectory() as out:
+        for dataset in (open_train(config)[0], open_val(config)):
+            for name in dataset.ids:
+                path = folder / "train" / f"{name}.jpg"
+                Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize((64, 48)).save(path)
+                images += 1
+        _, report = timed(lambda: fit(config, Path(out) / "run"))
+        lines = [json.loads(line) for line in (Path(out) / "run" / "log.jsonl").read_text().splitlines()]
+    log = {kind: [line for line in lines if line["kind"] == kind] for kind in ("epoch", "curriculum")}
+    made = {"images": images, "classes": CLASSES, "steps": lines[-1].get("step", STEPS), "batch": batch}
+    return {**report, **made, **log, "peak_GB": peak()}
+
+
+def stats(folder: Path) -> dict[str, Any]:
+    """The command, with the plot, from its start to its end."""
+    from gpu_logicmix.cli import main
+
+    plot = folder / "stats.png"
+    sys.argv = ["gpu-logicmix", "stats", f"openimages:{folder}", "-o", "labels=sparse", "--plot", str(plot)]
+    screen, sys.stdout = sys.stdout, open(folder / "stats.txt", "w")  # noqa: SIM115
+    start = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+    finally:
+        sys.stdout.close()
+        sys.stdout = screen
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    return {"seconds": uptime - start, "cpu_seconds": time.process_time(), "peak_GB": peak()}
+
+
+def first(folder: Path) -> dict[str, Any]:
+    from gpu_logicmix import open_dataset
+
+    open_ = lambda: open_dataset(f"openimages:{folder}", labels="sparse", on_bad_image="skip")  # noqa: E731
+    return {"open": timed(open_)[1], "peak_GB": peak()}
+
+
+PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {"first": first, "again": measure, "stats": stats, "train": train}
+
+
+def child(part: str, folder: Path) -> dict[str, Any]:
+    """Each part in a process of its own: its time and memory are not those of another."""
+    environ = {**os.environ, "GPU_LOGICMIX_INDEX": str(folder / "index")}
+    command = [sys.executable, __file__, "--child", part, "--folder", str(folder)]
+    found = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(found.stdout.splitlines()[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=1.0, help="of OpenImages' images")
-    parser.add_argument("--folder", type=Path, help="where the label file is, or is made; a temporary one unless given")
-    parser.add_argument("--child", choices=("first", "again"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help="to keep the label file and its index in; a temporary one else")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help="which of them to measure; the others stay as they are"
+    )
+    parser.add_argument("--child", choices=tuple(PARTS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        if options.child == "first":
-            from gpu_logicmix import open_dataset
-
-            open_ = lambda: open_dataset(f"openimages:{options.folder}", labels="sparse", on_bad_image="skip")  # noqa: E731
-            print(json.dumps({"open": timed(open_)[1], "peak_GB": peak()}))
-        else:
-            print(json.dumps(measure(options.folder)))
+        print(json.dumps(PARTS[options.child](options.folder)))
         return
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.folder or Path(temporary) / "oid"
-        folder.mkdir(parents=True, exist_ok=True)
-        made = make_labels(folder, options.share)
-        (folder / "train").mkdir(exist_ok=True)
-        index = Path(temporary) / "index"
-        report = {"command": f"python bench/labels.py --share {options.share:g}", "made": made}
-        report["first"] = child("first", folder, index)
-        report["again"] = child("again", folder, index)
     import torch
 
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary) / "oid"
+        (folder / "train").mkdir(parents=True, exist_ok=True)
+        made = folder / "made.json"
+        if not made.exists():
+            made.write_text(json.dumps(make_labels(folder, options.share)))
+        report = {"command": f"python bench/labels.py --share {options.share:g}", "made": json.loads(made.read_text())}
+        RESULTS.mkdir(exist_ok=True)
+        file = RESULTS / "labels.json"
+        if file.exists() and options.folder is not None:
+            report = {**json.loads(file.read_text()), **report}
+        for part in options.parts.split(","):
+            report[part] = child(part, folder)
     report["environment"] = environment(torch.device("cpu"), ("torch", "numpy", "pyarrow"))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "labels.json").write_text(json.dumps(report, indent=1) + "\n")
+    file.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 
 

@@ -31,9 +31,15 @@ from gpu_logicmix.data import DataError, ImageDataset, cache_dataset, pack_datas
 from gpu_logicmix.data.cache import list_caches, prune, verify_cache
 from gpu_logicmix.data.sparse import SparseLabels
 from gpu_logicmix.errors import printable, shown
-from gpu_logicmix.labels import label_counts
+from gpu_logicmix.labels import LabelCounts, label_counts
+from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train.config import hide
 from gpu_logicmix.train.hint import mixing_hint
+
+LARGE, LARGE_BATCH = (
+    1 << 20,
+    1 << 15,
+)  # beyond so many samples, plans are drawn for larger batches: it takes minutes less
 
 
 def stats(
@@ -61,86 +67,95 @@ def stats(
         gpu-logicmix stats coco:/data/coco --known 0.3
     """
     from gpu_logicmix.report.label_stats import Share, mixed_labels, stats_figure
+    from gpu_logicmix.report.label_tail import tail_figure
 
     dataset = opened(data, split, None, option, "skip")
     if not dataset.categories:
         raise DataError(f"{data}: has no labels to count")
     labels, words = hide(dataset.labels, known, protocol, seed)
+    mix = GPULogicMix(p, k_min, k_max)
     if isinstance(labels, SparseLabels):
-        _sparse_stats(dataset, labels, words, show_all, plot)
-        return
-    in_training = mixed_labels(labels, GPULogicMix(p, k_min, k_max), batch_size, seed)
-    k = f"K={k_min}" if k_min == k_max else f"K={k_min}-{k_max}"
-    shares = [
-        Share("before", labels),
-        Share("mixed samples alone", mixed_labels(labels, GPULogicMix(1.0, k_min, k_max), batch_size, seed)),
-        Share(f"LogicMix p={p:g} {k}", in_training),
-    ]
-    title = f"{dataset.name} {dataset.split}: {len(dataset):,} images, {len(dataset.categories)} categories, {words}"
-    rows = [Share("all labels", dataset.labels), *shares] if labels is not dataset.labels else shares
-    screen.console.print(_sample_table(title, rows, len(dataset.categories)))
-    screen.console.print(_category_table(dataset.categories, labels, in_training, show_all))
-    nothing = int((label_counts(labels, 0).positive == 0).sum())
-    if nothing:
-        screen.say(f"{nothing} categories have no known positive label: they cannot be learned.", "yellow")
-    screen.say(mixing_hint(label_counts(labels, 0).positive))
-    if plot is not None:
-        stats_figure(shares, dataset.categories, title).savefig(plot, dpi=110)
-        screen.say(f"wrote {printable(plot)}")
-
-
-def _sparse_stats(dataset: ImageDataset, labels: SparseLabels, words: str, show_all: bool, plot: Path | None) -> None:
-    """Of a set that is too large for a matrix: what is known, without LogicMix."""
-    from gpu_logicmix.report.label_tail import tail_figure
-
-    n, width = labels.shape
-    title = (
-        f"{dataset.name} {dataset.split}: {n:,} images, {width:,} categories, {words} (sparse: {labels.known:,} known)"
-    )
-    screen.console.print(_sample_table(title, [("labels", labels)], width))
-    counts = label_counts(labels, 0)
-    table = Table(caption="images per category", caption_justify="left")
-    for at, heading in enumerate(("category", "present", "absent", "unknown")):
-        table.add_column(heading, justify="right" if at else "left")
-    order = np.argsort(-counts.positive, kind="stable")
-    for c in ends(order, show_all):
-        if c is None:
-            table.add_row(f"… {len(order) - 16:,} more (--all)", "", "", "")
-        else:
-            table.add_row(shown(dataset.categories[c]), *(f"{values[c]:,}" for values in counts))
-    screen.console.print(table)
-    nothing = int((counts.positive == 0).sum())
+        title, before, after = _sparse_stats(dataset, labels, words, mix, batch_size, seed)
+        figure = lambda: tail_figure(before, after, _named(mix), title)  # noqa: E731
+    else:
+        in_training = mixed_labels(labels, mix, batch_size, seed)
+        mixed_alone = mixed_labels(labels, GPULogicMix(1.0, k_min, k_max), batch_size, seed)
+        shares = [Share("before", labels), Share("mixed samples alone", mixed_alone), Share(_named(mix), in_training)]
+        title = (
+            f"{dataset.name} {dataset.split}: {len(dataset):,} images, {len(dataset.categories)} categories, {words}"
+        )
+        rows = [Share("all labels", dataset.labels), *shares] if labels is not dataset.labels else shares
+        screen.console.print(_sample_table(title, rows, len(dataset.categories)))
+        before, after = label_counts(labels, 0), label_counts(in_training, 0)
+        figure = lambda: stats_figure(shares, dataset.categories, title)  # noqa: E731
+    screen.console.print(_category_table(dataset.categories, before, after, show_all))
+    nothing = int((before.positive == 0).sum())
     if nothing:
         screen.say(f"{nothing:,} categories have no known positive label: they cannot be learned.", "yellow")
-    screen.say(mixing_hint(counts.positive))
+    screen.say(mixing_hint(before.positive))
     if plot is not None:
-        tail_figure(counts, title).savefig(plot, dpi=110)
+        figure().savefig(plot, dpi=110)
         screen.say(f"wrote {printable(plot)}")
+
+
+def _sparse_stats(
+    dataset: ImageDataset, labels: SparseLabels, words: str, mix: GPULogicMix, batch_size: int, seed: int
+) -> tuple[str, LabelCounts, LabelCounts]:
+    """Of a set that is too large for a matrix. Returns title and counts per category, before and after mixing."""
+    from gpu_logicmix.report.label_mix import mixed_counts
+
+    n, width = labels.shape
+    title = f"{dataset.name} {dataset.split}: {n:,} images, {width:,} categories, {words}"
+    title += f" (sparse: {labels.known:,} known)"
+    with progress_bar(n, "mixing", unit="samples", console=screen.console) as advance:
+        found = mixed_counts(labels, mix, batch_size if n <= LARGE else max(batch_size, LARGE_BATCH), seed, advance)
+    before = label_counts(labels, 0)
+    rows = [("before", before, n), ("mixed samples alone", found.of_mixed, found.mixed), (_named(mix), found.after, n)]
+    table = _empty_sample_table(title)
+    if labels is not dataset.labels:
+        rows.insert(0, ("all labels", label_counts(dataset.labels, 0), n))
+    for name, counts, samples in rows:
+        _add_means(table, name, [int(np.sum(values)) / max(samples, 1) for values in counts], width)
+    screen.console.print(table)
+    return title, before, found.after
+
+
+def _named(mix: GPULogicMix) -> str:
+    k = f"K={mix.k_min}" if mix.k_min == mix.k_max else f"K={mix.k_min}-{mix.k_max}"
+    return f"LogicMix p={mix.p:g} {k}"
 
 
 def _sample_table(title: str, rows: list, categories: int) -> Table:
-    table = Table(title=shown(title), title_justify="left", caption="mean labels per sample", caption_justify="left")
-    for heading in ("", "present", "absent", "unknown", "known"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    table = _empty_sample_table(title)
     for name, values in rows:
-        counts = [float(c) / len(values) for c in label_counts(values)]
-        table.add_row(name, *(f"{c:.2f}" for c in counts), f"{1 - counts[2] / categories:.1%}")
+        _add_means(table, name, [float(c) / len(values) for c in label_counts(values)], categories)
     return table
 
 
-def _category_table(categories: list[str], before: np.ndarray, after: np.ndarray, show_all: bool) -> Table:
+def _empty_sample_table(title: str) -> Table:
+    table = Table(title=shown(title), title_justify="left", caption="mean labels per sample", caption_justify="left")
+    for heading in ("", "present", "absent", "unknown", "known"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    return table
+
+
+def _add_means(table: Table, name: str, means: list[float], categories: int) -> None:
+    known = 1 - means[2] / categories
+    table.add_row(name, *(f"{c:.2f}" for c in means), f"{known:.1%}" if known >= 0.01 else f"{known:.3%}")
+
+
+def _category_table(categories: list[str], before: LabelCounts, after: LabelCounts, show_all: bool) -> Table:
     table = Table(caption="samples per category before and after LogicMix", caption_justify="left")
     table.add_column("category", no_wrap=True)
     for when in ("before", "after"):
         for name in ("present", "absent", "unknown"):
             table.add_column(f"{when}\n{name}", justify="right")
-    first, then = label_counts(before, 0), label_counts(after, 0)
-    order = np.argsort(-first.positive, kind="stable")
+    order = np.argsort(-before.positive, kind="stable")
     for c in ends(order, show_all):
         if c is None:
-            table.add_row(f"… {len(order) - 16} more (--all)", *[""] * 6)
+            table.add_row(f"… {len(order) - 16:,} more (--all)", *[""] * 6)
         else:
-            table.add_row(shown(categories[c]), *(f"{counts[c]:,}" for counts in (*first, *then)))
+            table.add_row(shown(categories[c]), *(f"{counts[c]:,}" for counts in (*before, *after)))
     return table
 
 

@@ -103,12 +103,12 @@ class SparseLabels:
             rows = np.arange(len(self))[rows]
         rows = np.asarray(rows)
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
-        lengths, flat = self._places(rows)
+        lengths, flat = self.places(rows)
         out = np.full((len(rows), self.shape[1]), -1, dtype=np.int8)
         out[np.repeat(np.arange(len(rows)), lengths), self.columns[flat]] = self.values[flat]
         return out
 
-    def _places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """How many labels each of the rows has, and where they all are."""
         starts = self.pointers[rows]
         lengths = self.pointers[rows + 1] - starts
@@ -117,7 +117,7 @@ class SparseLabels:
 
     def take(self, rows: Sequence[int] | np.ndarray) -> SparseLabels:
         """The labels of these rows alone, still sparse."""
-        lengths, flat = self._places(np.asarray(rows, dtype=np.int64))
+        lengths, flat = self.places(np.asarray(rows, dtype=np.int64))
         pointers = np.concatenate(([0], np.cumsum(lengths)))
         return SparseLabels(pointers, self.columns[flat], self.values[flat], self.shape[1])
 
