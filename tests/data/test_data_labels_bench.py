@@ -13,8 +13,9 @@ def test_script(script, tmp_path, monkeypatch):
     # In this process: that each part has its own is a matter of measuring.
     monkeypatch.setattr(bench, "child", lambda part, folder: json.loads(json.dumps(bench.PARTS[part](folder))))
     monkeypatch.setenv("GPU_LOGICMIX_INDEX", str(tmp_path / "index"))
-    monkeypatch.setattr(bench, "SLICE", 100)
-    monkeypatch.setattr(sys, "argv", ["labels.py", "--share", "0.0005"])
+    monkeypatch.setattr(bench, "SLICE", 24)
+    monkeypatch.setattr(bench, "STEPS", 6)
+    monkeypatch.setattr(sys, "argv", ["labels.py", "--share", "0.0002"])
     bench.main()
     report = json.loads((tmp_path / "labels.json").read_text())
     again = report["again"]

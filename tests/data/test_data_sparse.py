@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import dataset_of
 
-from gpu_logicmix import hide_labels, label_counts
+from gpu_logicmix import GPULogicMix, hide_labels, label_counts
 from gpu_logicmix.data import DataError, ImageDataset, make_loader, open_dataset, pack_dataset, sparse, spill
 from gpu_logicmix.data.sparse import LabelTable, SparseLabels, draws_at, fitting, labels_digest
 from gpu_logicmix.data.spill import CellSpill
+from gpu_logicmix.report.label_mix import mixed_counts
+from gpu_logicmix.report.label_stats import mixed_labels
 
 MATRICES = st.tuples(st.integers(0, 12), st.integers(1, 9), st.integers(0, 2**32 - 1)).map(
     lambda t: np.random.default_rng(t[2]).choice([-1, -1, -1, 0, 1], (t[0], t[1])).astype(np.int8)
@@ -57,6 +59,18 @@ def test_everything_is_as_of_the_matrix(matrix, seed, data, block):
             assert np.array_equal(labels.table()(torch.tensor(rows, dtype=torch.int64)).numpy(), matrix[rows])
             assert np.array_equal(labels[-1], matrix[-1])
             assert np.array_equal(labels[1:5:2], matrix[1:5:2])
+
+
+@settings(max_examples=60, deadline=None)
+@given(MATRICES.filter(len), st.integers(0, 99), st.sampled_from([(0.5, 2, 3), (1.0, 2, 4), (1.0, 1, 2), (0.0, 2, 3)]))
+def test_mixed_counts_are_those_of_the_matrix(matrix, seed, options):
+    mix = GPULogicMix(*options)
+    found = mixed_counts(SparseLabels.of_dense(matrix), mix, 5, seed)
+    mixed = mixed_labels(matrix, mix, 5, seed)
+    for ours, theirs in zip(found.after, label_counts(mixed, 0), strict=True):
+        assert np.array_equal(ours, theirs)
+    if found.mixed == len(matrix):
+        assert [int(c) for c in found.of_mixed] == [int(c) for c in label_counts(mixed)]
 
 
 @settings(max_examples=80, deadline=None)
