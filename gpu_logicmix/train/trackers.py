@@ -30,6 +30,11 @@ def open_trackers(names: Sequence[str], folder: Path, options: dict[str, Any]) -
     return opened
 
 
+def _same(folder: Path) -> str:
+    """What a run is known by when it resumes."""
+    return hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:16]
+
+
 class TensorBoard:
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -49,14 +54,13 @@ class WeightsAndBiases:
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         import wandb
 
-        place = str(folder.absolute())
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "gpu-logicmix"),
             name=folder.name,
-            id=hashlib.sha256(place.encode()).hexdigest()[:16],  # the same for a run that resumes
+            id=_same(folder),
             resume="allow",
             mode=os.environ.get("WANDB_MODE", "offline"),
-            dir=place,
+            dir=str(folder.absolute()),
             config=options,
         )
 
@@ -77,7 +81,12 @@ class MLflow:
         self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", own))
         found = self.client.get_experiment_by_name("gpu-logicmix")
         experiment = found.experiment_id if found else self.client.create_experiment("gpu-logicmix")
-        self.run = self.client.create_run(experiment, run_name=folder.name).info.run_id
+        before = self.client.search_runs([experiment], f"tags.folder = '{_same(folder)}'")
+        if before:
+            self.run = before[0].info.run_id
+            self.client.update_run(self.run, status="RUNNING")
+            return
+        self.run = self.client.create_run(experiment, tags={"folder": _same(folder)}, run_name=folder.name).info.run_id
         for name, value in options.items():
             self.client.log_param(self.run, name, str(value)[:500])
 

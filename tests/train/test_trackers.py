@@ -62,6 +62,19 @@ def test_weights_and_biases_offline(tmp_path):
     assert b"0.5" in data
 
 
+def test_a_run_that_resumes_is_one_run_of_mlflow(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    for step in (1, 2):
+        log = Log(tmp_path, True, False, ["mlflow"], {"lr": 0.1})
+        log.write("step", step=step, epoch=0.5, loss=1 / step)
+        log.write("end", mAP=0.5)
+    client = mlflow.MlflowClient((tmp_path / "mlruns").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("gpu-logicmix").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "step/loss")
+    assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 0.5)]
+    assert run.info.status == "FINISHED"
+
+
 def test_what_is_not_installed(tmp_path, monkeypatch):
     for name, package in (("wandb", "wandb"), ("mlflow", "mlflow"), ("tensorboard", "torch.utils.tensorboard")):
         monkeypatch.setitem(sys.modules, package, None)
