@@ -45,10 +45,11 @@ def kornia_pipeline(name: str, n: int, m: int) -> nn.Module:
 class KorniaMix(MixAugmentationBaseV2):
     """What the mixes share as Kornia augmentations.
 
-    p: probability that a sample is mixed, per sample as in Kornia's `p`.
+    p: probability that a sample is mixed: one coin per sample, as `p` of Kornia's base class and of `RandomJigsaw`.
+        That of Kornia's `RandomMixUpV2` and `RandomCutMixV2` is one coin per batch.
     same_on_batch: one draw for all samples of whether, how many and in which shares they are mixed; the partners remain
-        those of each sample.
-    keepdim: give back [C, H, W] for [C, H, W].
+        those of each sample, as in `RandomMixUpV2`.
+    keepdim: give back [C, H, W] for [C, H, W], [H, W] for [H, W]; else they become batches of one.
     data_keys: of a direct call, as ["input", "class"]; a container brings its own.
     """
 

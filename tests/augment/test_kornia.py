@@ -1,5 +1,8 @@
 """The mixes as Kornia augmentations: in Kornia's own containers, equal to ours, kept and replayed by Kornia's means."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -158,6 +161,47 @@ def test_keepdim_and_one_image():
     out, labels = KorniaLogicMix(p=1.0, data_keys=KEYS)(image, targets)
     assert out.shape == (1, 3, 8, 8)
     assert labels.shape == (1, 3)
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("shape", [(8, 8), (3, 8, 8), (1, 3, 8, 8), (4, 3, 8, 8)])
+def test_shapes_are_those_of_kornias_own(shape, keepdim):
+    image = torch.rand(shape)
+    wanted = K.RandomMixUpV2(p=1.0, keepdim=keepdim)(image)
+    assert KorniaLogicMix(p=1.0, keepdim=keepdim)(image).shape == wanted.shape
+    container = K.AugmentationSequential(KorniaLogicMix(p=1.0), data_keys=["input"], keepdim=keepdim)
+    own = K.AugmentationSequential(K.RandomMixUpV2(p=1.0), data_keys=["input"], keepdim=keepdim)
+    assert container(image).shape == own(image).shape
+
+
+def test_p_and_same_on_batch_mean_what_they_do_in_kornia():
+    """p: a coin per sample, as in RandomJigsaw. same_on_batch: one share for all, not one partner, as in
+    RandomMixUpV2; a container hands its own same_on_batch down."""
+    shape = 64, 3, 8, 8
+    for kind in (K.RandomJigsaw, KorniaLogicMix, KorniaMixup):
+        torch.manual_seed(0)
+        assert 16 <= kind(p=0.5).forward_parameters(shape)["batch_prob"].sum() <= 48
+        together = kind(p=0.5, same_on_batch=True)
+        assert all(len(together.forward_parameters(shape)["batch_prob"].unique()) == 1 for _ in range(20))
+    own = K.RandomMixUpV2(same_on_batch=True).forward_parameters(shape)
+    ours = KorniaMixup(same_on_batch=True).forward_parameters(shape)
+    assert len(own["mixup_lambdas"].unique()) == len(ours["weight"][:, 1].unique()) == 1
+    assert len(own["mixup_pairs"].unique()) > 8
+    assert len(ours["index"][:, 1].unique()) > 8
+    inner = KorniaLogicMix(p=0.5)
+    K.AugmentationSequential(inner, data_keys=KEYS, same_on_batch=True)
+    assert all(len(inner.forward_parameters(shape)["size"].unique()) == 1 for _ in range(20))
+
+
+def test_copies_and_files_of_it_replay(tmp_path):
+    """Parameters outlive the module: another one, or one from a file, makes the same of them."""
+    images, targets = batch("cpu")
+    mix = KorniaLogicMix(p=0.5, data_keys=KEYS)
+    first = mix(images, targets)
+    torch.save(mix._params, tmp_path / "params.pt")
+    params = torch.load(tmp_path / "params.pt")
+    for other in (KorniaLogicMix(data_keys=KEYS), copy.deepcopy(mix), pickle.loads(pickle.dumps(mix))):
+        assert all(torch.equal(a, b) for a, b in zip(first, other(images, targets, params=params), strict=True))
 
 
 def test_mixes_in_eval_as_kornia_does(device):
