@@ -1,15 +1,17 @@
-"""From scores to decisions: a temperature, and a threshold for each category, fitted on held-out known labels.
+"""From scores to decisions: calibration, and a threshold for each category, fitted on held-out known labels.
 
     found = fit_decisions(logits, targets, categories)       # of held-out images; -1 is unknown
-    found.probabilities(logits)                              # calibrated: sigmoid(logit / temperature)
+    found.probabilities(logits)                              # calibrated: sigmoid(logit / temperature + shift)
     found.decide(logits)                                     # bool [N, C]: probability above the category's threshold
     found.write(folder / "decisions.json"); read_decisions(folder)
 
-The temperature minimises the log loss of the known labels. A threshold maximises the F1 of its category, or its recall
+Temperature and shift, the same for all categories, minimise the log loss of the known labels. The shift is what a loss
+needs that weighs positive and negative labels differently, as the asymmetric one: it moves all probabilities up, and no
+temperature brings them down again. A threshold maximises the F1 of its category, or its recall
 where its precision is at least a given one. A category with too few known labels keeps 0.5, and is listed.
 
-Guo et al., "On Calibration of Modern Neural Networks", ICML 2017; Lipton et al., "Thresholding Classifiers to Maximize
-F1 Score", 2014.
+Guo et al., "On Calibration of Modern Neural Networks", ICML 2017; Platt, "Probabilistic Outputs for Support Vector
+Machines", 1999; Lipton et al., "Thresholding Classifiers to Maximize F1 Score", 2014.
 
 decisions.json
 --------------
@@ -21,7 +23,8 @@ decisions.json
     goal            "f1", or "precision": the highest recall at `floor`
     floor           the least precision, or null
     min_labels      known labels of either kind that a category needs
-    temperature     a probability is sigmoid(logit / temperature)
+    temperature     a probability is sigmoid(logit / temperature + shift)
+    shift           0 in files of earlier versions, which do not have it
     log_loss        [before, after] calibration, mean over the known labels
     ece             [before, after]: expected calibration error, 15 bins of equal width
     reliability     {"before": bins, "after": bins}, for a reliability diagram; a bin is
@@ -35,7 +38,7 @@ decisions.json
         reason          why, where `decided` is false; else ""
         positives, negatives     known labels it was fitted on
         precision, recall, f1    on these labels, at the threshold; null where there are none
-        f1_at_half               on these labels, at probability 0.5
+        f1_at_half               on these labels, at probability 0.5 as the model gives it
 """
 
 from __future__ import annotations
@@ -74,6 +77,7 @@ class Decisions:
     weights: str = "model"
     fitted_on: str = ""
     trained_on: bool = False
+    shift: float = 0.0
     format: int = 1
 
     @property
@@ -90,8 +94,12 @@ class Decisions:
         """Names of the categories that have no threshold of their own."""
         return [category["name"] for category in self.categories if not category["decided"]]
 
+    def calibrated(self, logits: Tensor) -> Tensor:
+        """Logits whose sigmoid is a calibrated probability."""
+        return logits / self.temperature + self.shift
+
     def probabilities(self, logits: Tensor) -> Tensor:
-        return (logits / self.temperature).sigmoid()
+        return self.calibrated(logits).sigmoid()
 
     def margins(self, logits: Tensor) -> Tensor:
         """Logits less the thresholds: above 0 is predicted. What judges logits at 0 judges these at the thresholds."""
@@ -151,11 +159,12 @@ def fit_decisions(
         raise ValueError(f"min_labels={min_labels}: must be at least 1")
     known = ~is_unknown(targets, unknown)
     z, y = logits[known], (targets[known] == 1).double()
-    temperature = fit_temperature(z, y)
-    both = [_calibration(z / t, y) for t in (1.0, temperature)]
+    temperature, shift = calibration = fit_calibration(z, y)
+    both = [_calibration(z / t + s, y) for t, s in ((1.0, 0.0), calibration)]
     return Decisions(
         temperature=temperature,
-        categories=_thresholds(logits, targets == 1, known, categories, temperature, precision, min_labels),
+        shift=shift,
+        categories=_thresholds(logits, targets == 1, known, categories, calibration, precision, min_labels),
         goal="f1" if precision is None else "precision",
         floor=precision,
         min_labels=min_labels,
@@ -167,19 +176,40 @@ def fit_decisions(
     )
 
 
-def fit_temperature(z: Tensor, y: Tensor) -> float:
-    """The temperature with the least log loss, for logits and labels of 0 and 1; 1 without labels of either kind.
+def fit_calibration(z: Tensor, y: Tensor) -> tuple[float, float]:
+    """The temperature and shift with the least log loss, for logits and labels of 0 and 1; 1 and 0 without labels of
+    both kinds.
 
-    The log loss of a * z is convex in a = 1 / temperature, so the sign of its slope leads to the minimum.
+    The log loss of a * z + shift is convex in both. With the best shift for each a = 1 / temperature it is convex in a,
+    so the sign of its slope leads to the minimum.
     """
     if not len(z) or (y == y[0]).all():
-        return 1.0
+        return 1.0, 0.0
     low, high = -math.log(HOTTEST), math.log(HOTTEST)
-    for _ in range(60):
+    present, shift = y.mean().item(), 0.0
+    for _ in range(50):
         middle = (low + high) / 2
-        slope = (z * ((math.exp(middle) * z).sigmoid() - y)).sum()
+        scaled = math.exp(middle) * z
+        shift = _best_shift(scaled, present, shift)
+        slope = (z * ((scaled + shift).sigmoid() - y)).sum()
         low, high = (low, middle) if slope > 0 else (middle, high)
-    return math.exp(-(low + high) / 2)
+    return math.exp(-(low + high) / 2), shift
+
+
+def _best_shift(z: Tensor, present: float, start: float) -> float:
+    """The shift at which the mean probability is the share of present labels: Newton's steps, kept within bounds."""
+    wanted = math.log(present / (1 - present))
+    low, high = wanted - z.max().item(), wanted - z.min().item()
+    shift = min(max(start, low), high)
+    for _ in range(60):
+        p = (z + shift).sigmoid()
+        over, slope = (p.mean() - present).item(), (p * (1 - p)).mean().item()
+        low, high = (low, shift) if over > 0 else (shift, high)
+        if abs(over) < 1e-13 or high - low < 1e-12:
+            break
+        step = shift - over / slope if slope > 0 else low
+        shift = step if low < step < high else (low + high) / 2
+    return shift
 
 
 def _calibration(z: Tensor, y: Tensor) -> tuple[float | None, float | None, list[dict[str, float]]]:
@@ -211,15 +241,16 @@ def _thresholds(
     positive: Tensor,
     known: Tensor,
     names: list[str],
-    temperature: float,
+    calibration: tuple[float, float],
     floor: float | None,
     min_labels: int,
 ) -> list[dict[str, Any]]:
+    temperature, shift = calibration
     out = []
     for c, name in enumerate(names):
         z, y = logits[known[:, c], c], positive[known[:, c], c]
         positives, negatives = int(y.sum()), int((~y).sum())
-        cut, reason = 0.0, ""
+        cut, reason = -shift * temperature, ""  # a calibrated 0.5
         if min(positives, negatives) < min_labels:
             reason = f"{positives} positive and {negatives} negative labels are known, {min_labels} of each are needed"
         else:
@@ -230,7 +261,7 @@ def _thresholds(
         out.append(
             {
                 "name": name,
-                "threshold": torch.tensor(cut / temperature, dtype=torch.float64).sigmoid().item(),
+                "threshold": torch.tensor(cut / temperature + shift, dtype=torch.float64).sigmoid().item(),
                 "logit": None if math.isinf(cut) else cut,
                 "decided": not reason,
                 "reason": reason,

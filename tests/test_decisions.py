@@ -1,4 +1,4 @@
-"""Thresholds and temperature, against slow searches through all of them."""
+"""Thresholds and calibration, against slow searches and logistic regression."""
 
 import json
 import math
@@ -6,11 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import f1_score, log_loss, precision_score, recall_score
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score, precision_score, recall_score
 
-from gpu_logicmix.decisions import Decisions, best_cut, fit_decisions, fit_temperature, read_decisions
+from gpu_logicmix.decisions import Decisions, best_cut, fit_calibration, fit_decisions, read_decisions
 
 scores = st.lists(st.tuples(st.integers(-6, 6), st.booleans()), min_size=1, max_size=24)
 
@@ -47,25 +49,47 @@ def test_best_cut_at_a_precision(pairs, floor):
     assert recall_score(y, guess) == pytest.approx(max(able))
 
 
-def test_temperature_minimises_the_log_loss():
+@pytest.mark.parametrize(("factor", "offset"), [(0.3, 0.0), (1.0, -2.0), (4.0, 3.0)])
+def test_calibration_minimises_the_log_loss(factor, offset):
+    """It is logistic regression on the logit."""
     generator = torch.Generator().manual_seed(0)
-    true = torch.randn(4000, generator=generator, dtype=torch.float64) * 2
+    true = torch.randn(4000, generator=generator, dtype=torch.float64) * 2 - 1
     y = (torch.rand(4000, generator=generator, dtype=torch.float64) < true.sigmoid()).double()
-    for factor in (0.3, 1.0, 4.0):
-        found = fit_temperature(factor * true, y)
-        assert found == pytest.approx(factor, rel=0.1)  # what made the labels
-        grid = np.exp(np.linspace(-3, 3, 301))
-        losses = [log_loss(y, (factor * true / t).sigmoid()) for t in grid]
-        assert found == pytest.approx(grid[int(np.argmin(losses))], rel=0.03)
+    z = factor * (true + offset)
+    temperature, shift = fit_calibration(z, y)
+    assert temperature == pytest.approx(factor, rel=0.1)  # what made the labels
+    assert shift == pytest.approx(-offset, abs=0.3)
+    regression = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(z[:, None].numpy(), y.numpy())
+    assert 1 / temperature == pytest.approx(regression.coef_.item(), rel=1e-4)
+    assert shift == pytest.approx(regression.intercept_.item(), abs=1e-4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(scores.filter(lambda pairs: len({y for _, y in pairs}) == 2), st.floats(-30, 30))
+def test_no_other_calibration_is_better(pairs, offset):
+    z, y = (torch.tensor(part, dtype=torch.float64) for part in zip(*pairs, strict=True))
+    temperature, shift = fit_calibration(z + offset, y)
+    assert 0.0999 < temperature < 10.01
+
+    def loss(t, s):
+        return F.binary_cross_entropy_with_logits((z + offset) / t + s, y).item()
+
+    best = loss(temperature, shift)
+    for t in (0.1, temperature / 1.1, temperature, temperature * 1.1, 10.0):
+        for s in np.linspace(-6, 6, 25) + shift:
+            if 0.1 <= t <= 10:
+                assert best <= loss(t, s) + 1e-9
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_temperature_has_limits(sign):
+def test_calibration_has_limits(sign):
     """Labels that the logits tell without error ask for 0, those they tell all wrong for infinity."""
     z = torch.tensor([-2.0, -1, 1, 2], dtype=torch.float64)
-    assert fit_temperature(z, (sign * z > 0).double()) == pytest.approx(10.0**-sign)
-    assert fit_temperature(z[:0], z[:0]) == 1
-    assert fit_temperature(z, torch.ones_like(z)) == 1  # labels of one kind alone say nothing
+    temperature, shift = fit_calibration(z, (sign * z > 0).double())
+    assert temperature == pytest.approx(10.0**-sign)
+    assert shift == pytest.approx(0, abs=1e-9)
+    assert fit_calibration(z[:0], z[:0]) == (1, 0)
+    assert fit_calibration(z, torch.ones_like(z)) == (1, 0)  # labels of one kind alone say nothing
 
 
 def sample(images=400, categories=4, seed=0):

@@ -134,7 +134,7 @@ def _entries(part: Any, i: int, found: Any, topk: int | None) -> Iterator[tuple[
     """Category, probability, threshold, whether it is predicted."""
     for c in _best(part, i, topk):
         probability = round(part.probabilities[i, c].item(), 6)
-        yield found.categories[c], probability, found.thresholds[c], bool(part.decided[i, c])
+        yield found.categories[c], probability, round(found.thresholds[c], 6), bool(part.decided[i, c])
 
 
 def _long_csv(file: Any, found: Any, topk: int | None) -> Write:
@@ -144,7 +144,7 @@ def _long_csv(file: Any, found: Any, topk: int | None) -> Write:
 
     def write(part: Any) -> None:
         for i, name in enumerate(part.names):
-            writer.writerows([name, c, p, round(t, 6), int(d)] for c, p, t, d in _entries(part, i, found, topk))
+            writer.writerows([name, c, p, t, int(d)] for c, p, t, d in _entries(part, i, found, topk))
 
     return write
 

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from gpu_logicmix.decisions import Decisions
 from gpu_logicmix.errors import RunError
-from gpu_logicmix.files import write_whole
+from gpu_logicmix.files import write_whole, written_whole
 from gpu_logicmix.models.classifier import Classifier
 
 FORMATS = {"onnx": "model.onnx", "torch-export": "model.pt2", "timm": "timm.safetensors", "hf": "hf"}
@@ -50,13 +50,14 @@ class Exported(NamedTuple):
 class Shipped(nn.Module):
     """Images in [0, 1] -> logits and probabilities."""
 
-    def __init__(self, model: Classifier, temperature: float) -> None:
+    def __init__(self, model: Classifier, decisions: Decisions | None) -> None:
         super().__init__()
-        self.model, self.temperature = model, temperature
+        self.model = model
+        self.temperature, self.shift = (decisions.temperature, decisions.shift) if decisions else (1.0, 0.0)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.model(images)
-        return logits, torch.sigmoid(logits / self.temperature)
+        return logits, torch.sigmoid(logits / self.temperature + self.shift)
 
 
 def export_model(model: Classifier, to: str, path: str | Path, card: Card) -> Exported:
@@ -112,6 +113,7 @@ def metadata(model: Classifier, card: Card) -> dict[str, Any]:
             "std": model.std.flatten().tolist(),
         },
         "temperature": d.temperature if d else 1.0,
+        "shift": d.shift if d else 0.0,
         "thresholds": d.thresholds.tolist() if d else [0.5] * len(card.categories),
         "undecided": d.undecided if d else card.categories,
     }
@@ -119,7 +121,7 @@ def metadata(model: Classifier, card: Card) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------------- whole models
 def _shipped(model: Classifier, card: Card) -> tuple[Shipped, tuple[Tensor], dict[str, Any]]:
-    shipped = Shipped(model, card.decisions.temperature if card.decisions else 1.0).eval()
+    shipped = Shipped(model, card.decisions).eval()
     return shipped, (torch.rand(2, 3, card.size, card.size),), {"images": {0: torch.export.Dim("batch", min=1)}}
 
 
@@ -187,10 +189,16 @@ def _model_args(model: Classifier, card: Card) -> dict[str, Any]:
     return {"img_size": card.size} if model.backbone.pretrained_cfg.get("fixed_input_size") else {}
 
 
+def _write_weights(state: dict[str, Tensor], path: Path) -> None:
+    """Readable by whom other files are: safetensors' own function gives them to their owner alone."""
+    with written_whole(path, "wb") as file:
+        file.write(save(state, metadata={"format": "pt"}))
+
+
 def _write_timm(model: Classifier, path: Path, card: Card) -> None:
     if path.suffix != ".safetensors":
         raise ValueError(f"{path}: must end in .safetensors")
-    save_file(timm_state(model), path)
+    _write_weights(timm_state(model), path)
     about = {**metadata(model, card), "num_classes": len(card.categories), "model_args": _model_args(model, card)}
     write_whole(path.with_suffix(".json"), json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
@@ -217,7 +225,7 @@ def _normalised(loaded: nn.Module, mean: list[float], std: list[float]) -> Any:
 def _write_hf(model: Classifier, path: Path, card: Card) -> None:
     state = timm_state(model)
     path.mkdir(parents=True, exist_ok=True)
-    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+    _write_weights(state, path / "model.safetensors")
     about, given = metadata(model, card), model.backbone.pretrained_cfg
     config = {
         "architecture": given["architecture"],
@@ -228,6 +236,7 @@ def _write_hf(model: Classifier, path: Path, card: Card) -> None:
         "problem_type": "multi_label_classification",
         "thresholds": about["thresholds"],
         "temperature": about["temperature"],
+        "shift": about["shift"],
         "pretrained_cfg": {
             "tag": "gpu_logicmix",
             "custom_load": False,
@@ -284,7 +293,8 @@ probabilities = model(images).sigmoid()   # one for each category; any number of
 ```
 
 Images are resized to {card.size} x {card.size} without keeping the aspect ratio and normalised as `config.json` says.
-It also holds the temperature by which to divide the logits, and the threshold of each category.
+It also holds `temperature` and `shift` (a calibrated probability is sigmoid(logit / temperature + shift)) and the
+threshold of each category.
 
 Categories: {named}.
 {few}"""

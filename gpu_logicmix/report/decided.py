@@ -28,8 +28,8 @@ def decide(found: Decisions | None) -> Decided | None:
     which = "the fine-tuned weights" if found.weights == "cft" else "the weights as trained"
     words = (
         f"Fitted on {found.fitted_on or 'held-out known labels'}, for {which}: a temperature of "
-        f"{found.temperature:.2f} for all, and for each category the threshold with the best {goal}. The validation "
-        "images had no part in it."
+        f"{found.temperature:.2f} and a shift of {found.shift:.2f} for all, and for each category the threshold with "
+        f"the best {goal}. The validation images had no part in it."
     )
     notes = []
     if found.trained_on:
@@ -59,7 +59,7 @@ def _number(value: Any, text: str) -> Cell:
 
 
 def _charts(found: Decisions) -> list[Markup]:
-    """Reliability on the held-out labels, before and after the temperature."""
+    """Reliability on the held-out labels, before and after calibration."""
     series = [Series("ideal", "ink", [(0.0, 0.0), (100.0, 100.0)])]
     errors = found.ece or [None, None]
     for at, (kind, colour) in enumerate((("before", "c1"), ("after", "c2"))):

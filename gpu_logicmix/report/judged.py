@@ -123,9 +123,8 @@ def _charts(run: Run, logits, targets, ap, order, curves) -> tuple[list[Markup],
         _percent_series(f"as predicted, error {100 * plain.error:.1f} points", "c1", _pairs(plain)),
     ]
     if run.decisions is not None and run.decisions.weights == "model":  # as the predictions are
-        temperature = run.decisions.temperature
-        after = reliability(logits / temperature, targets)
-        text = f"at temperature {temperature:.2f}, error {100 * after.error:.1f} points"
+        after = reliability(run.decisions.calibrated(logits), targets)
+        text = f"calibrated, error {100 * after.error:.1f} points"
         lines.append(_percent_series(text, "c2", _pairs(after)))
     charts.append(line_chart("Present, over the probability", *lines, unit=" %", x_name="prob.", square=True))
     remark = (

@@ -87,7 +87,7 @@ def say_decisions(found: Decisions, say: Callable[[str], None]) -> None:
     count = len(found.categories)
     say(
         f"thresholds by {goal} for {count - len(found.undecided)} of {count} categories, "
-        f"temperature {found.temperature:.2f}; fitted on {found.fitted_on}"
+        f"temperature {found.temperature:.2f}, shift {found.shift:.2f}; fitted on {found.fitted_on}"
     )
     if found.undecided:
         names = ", ".join(found.undecided[:10])

@@ -149,7 +149,8 @@ def by_hand(folder, files, weights="model"):
     images = torch.stack([read_image(file, 32) for file in files]).permute(0, 3, 1, 2)
     found = read_decisions(folder, weights)
     with torch.inference_mode():
-        return (model(images.float().div(255)) / (found.temperature if found else 1)).sigmoid()
+        logits = model(images.float().div(255))
+        return logits.sigmoid() if found is None else (logits / found.temperature + found.shift).sigmoid()
 
 
 def test_predict_writes_what_the_model_says(trained, tmp_path):

@@ -53,7 +53,7 @@ def test_onnx_in_onnxruntime(tmp_path):
             wanted = model(images)
         logits, probabilities = session.run(None, {"images": images.numpy()})
         assert logits == pytest.approx(wanted.numpy(), abs=1e-4)
-        assert probabilities == pytest.approx((wanted / found.temperature).sigmoid().numpy(), abs=1e-5)
+        assert probabilities == pytest.approx((wanted / found.temperature + found.shift).sigmoid().numpy(), abs=1e-5)
     assert 0 <= exported.difference < 1e-3
     assert wanted.std() > 0.1
     about = {key: json.loads(value) for key, value in session.get_modelmeta().custom_metadata_map.items()}
@@ -61,7 +61,7 @@ def test_onnx_in_onnxruntime(tmp_path):
     assert about["input"]["size"] == [64, 64]
     assert about["input"]["mean"] == pytest.approx(model.mean.flatten().tolist())
     assert about["thresholds"] == pytest.approx(found.thresholds.tolist())
-    assert about["temperature"] == found.temperature
+    assert (about["temperature"], about["shift"]) == (found.temperature, found.shift)
 
 
 def test_torch_export(tmp_path):
@@ -83,6 +83,7 @@ def test_timm_checkpoint(tmp_path, name, size):
     about = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     loaded = timm.create_model(name, checkpoint_path=str(exported.path), num_classes=4, **about["model_args"]).eval()
     assert set(loaded.state_dict()) == set(load_file(exported.path))
+    assert exported.path.stat().st_mode == exported.path.with_suffix(".json").stat().st_mode
     images = images_of(size=size)
     with torch.no_grad():
         torch.testing.assert_close(loaded((images - model.mean) / model.std), model(images))

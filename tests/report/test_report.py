@@ -427,12 +427,12 @@ def test_page_shows_decisions(tmp_path, trained_on):
     page = Page(write_report(tmp_path / "run"))
     section = page.text.split("Decisions")[1]
     assert "Fitted on 60 <b>images, for the weights as trained" in section
-    assert f"a temperature of {found.temperature:.2f}" in section
+    assert f"a temperature of {found.temperature:.2f} and a shift of {found.shift:.2f}" in section
     assert ("trained on these images" in section) == trained_on
     assert "Too few labels to decide: 1 of the categories" in section
     assert all(f"{category['threshold']:.2f}" in section for category in found.categories)
     assert "before calibration" in section
-    assert f"at temperature {found.temperature:.2f}" in page.text.split("Decisions")[0]  # on the validation images
+    assert "calibrated, error" in page.text.split("Decisions")[0]  # on the validation images
     assert page.tags.count("script") == 1
     (tmp_path / "run" / "decisions.json").write_text("[]")
     assert "decisions.json cannot be read" in Page(write_report(tmp_path / "run")).text
