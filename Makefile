@@ -54,6 +54,7 @@ demo: $(VENV)/.train  ## plain training against LogicMix: a table, and a page in
 bench: $(VENV)/.bench  ## the speed tables of docs/benchmarks.md
 	$(BIN)/python bench/mix.py
 	$(BIN)/python bench/randaugment.py
+	$(BIN)/python bench/augment_peers.py
 	$(BIN)/python bench/loader.py
 	$(BIN)/python bench/cft.py
 	$(BIN)/python bench/step.py

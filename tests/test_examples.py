@@ -21,7 +21,12 @@ LOOPS = ["accelerate_loop", "hf_trainer", "lightning_callback", "lightning_modul
 
 
 def test_all_examples_are_tested():
-    assert set(EXAMPLES) == {*LOOPS, "kornia_pipeline", "make_csv", "torchvision_v2"}
+    assert set(EXAMPLES) == {*LOOPS, "kornia_pipeline", "make_csv", "onnx_predict", "torchvision_v2"}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_short(name):
+    assert len((ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 60
 
 
 @pytest.mark.parametrize("name", LOOPS)

@@ -52,18 +52,25 @@ def open_run(config: Config, world: World) -> tuple[Training, tuple[Tensor, Tens
     return run, next(moved(run.loader, world.device))
 
 
-def measure_step(config: Config, rounds: int, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def measure_step(
+    config: Config,
+    rounds: int,
+    tick: Callable[[], None] = lambda: None,
+    variants: dict[str, dict[str, Any]] = VARIANTS,
+) -> dict[str, Any]:
     """Median times of the step in all variants, and of their augmentation alone.
 
     rounds: turns of each variant; one more, that does not count, warms up.
     tick: is called after each step.
+    variants: name -> what it has switched on; the first is the one that the others are compared with.
     """
     with joined_world(config.device, config.threads) as world:
         run, batch = open_run(config, world)
-        variants = {name: replace(config, **BARE | on) for name, on in VARIANTS.items()}
-        augments = {name: make_augment(variant, run.model, world.device) for name, variant in variants.items()}
-        steps: dict[str, list[Seconds]] = {name: [] for name in VARIANTS}
-        alone: dict[str, list[Seconds]] = {name: [] for name in VARIANTS}
+        augments = {
+            name: make_augment(replace(config, **BARE | on), run.model, world.device) for name, on in variants.items()
+        }
+        steps: dict[str, list[Seconds]] = {name: [] for name in variants}
+        alone: dict[str, list[Seconds]] = {name: [] for name in variants}
         for turn in range(rounds + 1):
             # There and back: no variant always follows the same other one.
             for name in list(augments)[:: 1 if turn % 2 else -1]:
@@ -75,9 +82,9 @@ def measure_step(config: Config, rounds: int, tick: Callable[[], None] = lambda:
                     alone[name].append(own)
                 tick()
         threads, device = torch.get_num_threads(), world.device
-    bare = _median(steps["bare step"])
+    bare = _median(steps[next(iter(variants))])
     rows = {}
-    for name in VARIANTS:
+    for name in variants:
         step = _median(steps[name])
         rows[name] = {
             "ms": step.wall * 1e3,

@@ -3,11 +3,14 @@
 import csv
 import json
 import re
+import runpy
+import sys
 
 import pytest
 import torch
 from commands import run as command
 from PIL import Image
+from places import ROOT
 
 from gpu_logicmix.data import open_dataset
 from gpu_logicmix.data.shapes import CATEGORIES
@@ -183,6 +186,30 @@ def test_export_of_a_run(trained, tmp_path):
     assert "| known labels | `0.6 (uniform)` |" in text
     assert "mAP on validation" in text
     assert 'license: "cc-by-4.0"' in text
+
+
+def test_the_onnx_script_says_what_predict_says(trained, pictures, tmp_path, monkeypatch, capsys):
+    """The script of the docs: onnxruntime, Pillow and numpy alone, on the file that export wrote."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    good("export", trained, "--to", "onnx", "--out", tmp_path / "m.onnx")
+    good("predict", trained, pictures, "--out", tmp_path / "p.jsonl", "--threads", 1)
+    script = ROOT / "examples" / "onnx_predict.py"
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= 22  # with its own description
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "m.onnx"), *sorted(map(str, pictures.iterdir()))])
+    capsys.readouterr()
+    runpy.run_path(str(script))
+    printed = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    wanted = [(line["image"], *entry.values()) for line in lines for entry in line["categories"]]
+    assert len(printed) == len(wanted) == 45 * len(CATEGORIES)
+    for (name, category, probability, said), (image, label, exact, threshold, predicted) in zip(
+        printed, wanted, strict=True
+    ):
+        assert (name, category) == (image, label)
+        assert float(probability) == pytest.approx(exact, abs=2e-3)  # Pillow rounds another way when it resizes
+        if abs(exact - threshold) > 2e-3:
+            assert (said == "yes") == predicted
 
 
 def test_wrong_files(trained, pictures, tmp_path):
