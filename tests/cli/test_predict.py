@@ -104,7 +104,7 @@ def test_all_formats_say_the_same(trained, pictures, tmp_path):
     for line in lines:
         assert [entry["category"] for entry in line["categories"]] == list(CATEGORIES)
         for entry, threshold in zip(line["categories"], found.thresholds.tolist(), strict=True):
-            assert entry["threshold"] == pytest.approx(threshold)
+            assert entry["threshold"] == pytest.approx(threshold, abs=1e-6)
             if abs(entry["probability"] - threshold) > 1e-5:
                 assert entry["predicted"] == (entry["probability"] > threshold)
         assert line["predicted"] == [entry["category"] for entry in line["categories"] if entry["predicted"]]
