@@ -219,15 +219,22 @@ def or_targets(targets: Tensor, plan: MixPlan, unknown: float = -1, assume: str 
 
 def _or_groups(targets: Tensor, index: Tensor, unknown: float) -> Tensor:
     """Places past the size of a group repeat the sample itself, which leaves an OR as it is."""
-    categories = targets.shape[1]
-    words = to_bits(targets)
     if torch.compiler.is_compiling():  # it fuses plain indexing, and would stop at the views of words
-        return from_bits(_or_rows(words, index), targets.dtype, unknown)
-    words = F.pad(words.contiguous(), (0, -categories % 8)).view(torch.int64)  # eight labels each
-    # On the CPU in blocks of samples whose labels fit into its cache: it matters with thousands of categories.
-    rows = index.shape[0] if words.is_cuda else max(1, 2**17 // words.shape[1])
-    joined = torch.cat([_or_rows(words, part) for part in index.split(rows)])
-    return from_bits(joined.view(torch.int8)[:, :categories], targets.dtype, unknown)
+        return from_bits(_or_rows(to_bits(targets), index), targets.dtype, unknown)
+    categories = targets.shape[1]
+    spare = -categories % 8  # words hold eight labels each
+    if not _sizes_are_at_hand(targets):
+        words = F.pad(to_bits(targets).contiguous(), (0, spare)).view(torch.int64)
+        return from_bits(_or_rows(words, index).view(torch.int8)[:, :categories], targets.dtype, unknown)
+    padded = torch.empty(len(targets), categories + spare, dtype=torch.int8)
+    to_bits(targets, out=padded[:, :categories])
+    words, labels = padded.view(torch.int64), targets.new_empty(len(index), categories)
+    # In blocks of samples whose labels fit into the cache: it matters with thousands of categories.
+    rows = max(1, 2**17 // words.shape[1])
+    for part, out in zip(index.split(rows), labels.split(rows), strict=True):
+        joined = _or_rows(words, part).view(torch.int8)[:, :categories]
+        out.copy_(joined.neg() if unknown == -1 else from_bits(joined, targets.dtype, unknown))
+    return labels
 
 
 def _or_rows(words: Tensor, index: Tensor) -> Tensor:

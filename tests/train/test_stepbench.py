@@ -7,6 +7,7 @@ import pytest
 import torch
 from commands import run
 
+from gpu_logicmix.train import batch as batches
 from gpu_logicmix.train import stepbench
 from gpu_logicmix.train.stepbench import VARIANTS, measure_step, step_config
 
@@ -57,13 +58,13 @@ def test_each_variant_adds_what_its_name_says(monkeypatch):
 def test_slower_augmentation_shows(monkeypatch):
     """On a clock of its own, which only augmentation moves: a busy machine does not disturb it."""
     now = [0.0]
-    forward = stepbench.Augment.forward
+    forward = batches.Augment.forward
 
     def slow(self, *arguments):
         now[0] += 1 + 2 * (self.mix is not None)
         return forward(self, *arguments)
 
-    monkeypatch.setattr(stepbench.Augment, "forward", slow)
+    monkeypatch.setattr(batches.Augment, "forward", slow)
     monkeypatch.setattr(stepbench.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(stepbench.time, "process_time", lambda: 2 * now[0])
     rows = measure_step(tiny(), rounds=1)["variants"]
