@@ -59,7 +59,7 @@ def to_bits(targets: Tensor, out: Tensor | None = None) -> Tensor:
     bits = torch.empty(targets.shape, dtype=torch.int8) if out is None else out
     if not targets.is_floating_point() and targets.numel():
         low, high = (bound.item() for bound in targets.aminmax())
-        if -1 <= low and high <= 1:
+        if low >= -1 and high <= 1:
             return torch.neg(targets.to(torch.int8), out=bits)
     # In blocks of rows, so that what lies between two lines stays in the cache.
     rows = max(1, 2**17 * len(targets) // max(1, targets.numel()))
