@@ -1,6 +1,7 @@
-"""A CSV file as texts and labels. Two readers: that of the standard library, which names file, line and column of
-whatever is wrong; and pyarrow's, which is much faster, and whose result counts only where nothing at all is odd. So
-both give the same tables and the same errors, and pyarrow is needed for speed alone.
+"""A CSV file as texts and labels. Three readers: that of the standard library, which names file, line and column of
+whatever is wrong; one for files without quotes and blank lines whose cells are 1, 0, -1, ? or nothing, block by block
+with numpy; and pyarrow's for the others. The result of the fast ones counts only where nothing at all is odd. So all
+give the same tables and the same errors, and pyarrow is needed for speed alone.
 """
 
 from __future__ import annotations
@@ -56,8 +57,11 @@ class CsvTable:
 def read_csv(file: Path) -> CsvTable:
     """The table in a file. Cells are stripped, and rows without any content do not count."""
     header = read_header(file)
-    table = _read_fast(file, header)
-    return _read_exactly(file, header) if table is None else table
+    for reader in (_read_plain, _read_fast):
+        table = reader(file, header)
+        if table is not None:
+            return table
+    return _read_exactly(file, header)
 
 
 def read_header(file: Path) -> list[str]:
@@ -157,6 +161,113 @@ def bad_cells(file: Path, bad: list[tuple[int, str, str]], count: int, unit: str
     return f"{text}. {count:,} such cells: also {rest}{more}"
 
 
+# ----------------------------------------------------------------------------------------------------------- with numpy
+_PLAIN = np.full(256, 2, dtype=np.int8)  # what a cell of one byte says; 2: not a label
+_PLAIN[[ord("0"), ord("1"), ord("?")]] = 0, 1, -1
+_BLOCK = 1 << 20  # bytes at a time
+_LONGEST = 131_072  # a cell that the standard library refuses is longer
+
+
+def _read_plain(file: Path, header: list[str]) -> CsvTable | None:
+    """The table; None if anything in it is other than plain."""
+    delimiter = _delimiter(file)
+    table, rest, columns = CsvTable(file, header), b"", _Columns(len(header))
+    texts: dict[bytes, str] = {}  # of splits and lists of labels, which come again and again
+    with open_regular(file) as raw:
+        line = raw.readline().removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+        if [cell.strip() for cell in line.split(delimiter)] != header:
+            return None
+        while block := raw.read(_BLOCK):
+            block, _, rest = (rest + block).rpartition(b"\n")
+            if block and not _plain_block(table, block, columns, delimiter, texts):
+                return None
+            if len(rest) > _LONGEST * len(header):
+                return None
+    if rest and not _plain_block(table, rest, columns, delimiter, texts):
+        return None
+    if not len(table):
+        return None
+    table.labels = columns.done()
+    return table
+
+
+class _Columns:
+    """Labels, row by row, in one array that grows in place."""
+
+    def __init__(self, width: int) -> None:
+        self.count, self.width = 0, width
+        self.labels: np.ndarray | None = None
+
+    def more(self, rows: int, width: int) -> np.ndarray:
+        if self.labels is None:
+            self.labels = np.empty((rows, width), dtype=np.int8)
+        if self.count + rows > len(self.labels):
+            self.labels.resize((max(self.count + rows, len(self.labels) * 9 // 8), width), refcheck=False)
+        self.count += rows
+        return self.labels[self.count - rows : self.count]
+
+    def done(self) -> np.ndarray:
+        assert self.labels is not None
+        self.labels.resize((self.count, self.labels.shape[1]), refcheck=False)
+        return self.labels
+
+
+def _plain_block(table: CsvTable, block: bytes, columns: _Columns, delimiter: str, texts: dict[bytes, str]) -> bool:
+    """Add whole lines to the table; False if anything is odd."""
+    if b'"' in block or b"\0" in block:
+        return False
+    block += b"\n"
+    data, width = np.frombuffer(block, dtype=np.uint8), columns.width
+    ends = np.flatnonzero((data == ord(delimiter)) | (data == ord("\n")))
+    if len(ends) % width:
+        return False
+    ends = ends.reshape(-1, width)
+    if (data[ends[:, -1]] != ord("\n")).any() or block.count(b"\n") != len(ends):
+        return False
+    starts = np.concatenate(([0], ends.ravel()[:-1] + 1)).reshape(ends.shape)
+    returns = data[ends[:, -1] - 1] == ord("\r")
+    if returns.any():
+        ends[:, -1] -= returns
+    if block.count(b"\r") != returns.sum() or (ends - starts).max() > _LONGEST:
+        return False
+    if not _plain_texts(table, block, starts, ends, texts):
+        return False
+    at = [table.header.index(name) for name in table.categories]
+    labels = columns.more(len(ends), len(at))
+    if not at:
+        return True
+    part = slice(at[0], at[-1] + 1) if at[-1] - at[0] + 1 == len(at) else at
+    starts, lengths = starts[:, part], (ends - starts)[:, part]
+    labels[:] = _PLAIN[data[starts]]
+    labels[lengths == 0] = -1
+    longer = np.nonzero(lengths > 1)
+    if len(longer[0]):
+        first = starts[longer]
+        if (lengths[longer] > 2).any() or (data[first] != ord("-")).any() or (data[first + 1] != ord("1")).any():
+            return False
+        labels[longer] = -1
+    return int(labels.max(initial=0)) < 2
+
+
+def _plain_texts(table: CsvTable, block: bytes, starts: np.ndarray, ends: np.ndarray, known: dict[bytes, str]) -> bool:
+    for name in table.names:
+        at = table.header.index(name)
+        cells = [block[a:b] for a, b in zip(starts[:, at].tolist(), ends[:, at].tolist(), strict=True)]
+        try:
+            if name == "image":
+                found = [cell.decode().strip() for cell in cells]
+                if not all(found):
+                    return False  # a row without content, or one without a name
+            else:
+                for cell in set(cells) - known.keys():
+                    known[cell] = cell.decode().strip()
+                found = [known[cell] for cell in cells]
+        except UnicodeDecodeError:
+            return False
+        table.texts[name] += found
+    return True
+
+
 # --------------------------------------------------------------------------------------------------------- with pyarrow
 def _read_fast(file: Path, header: list[str]) -> CsvTable | None:
     """The table, block by block; None if pyarrow is not there or anything is odd: then the other reader has a look."""
@@ -172,7 +283,7 @@ def _read_fast(file: Path, header: list[str]) -> CsvTable | None:
         reader = arrow.open_csv(
             file,
             # The header is a row like any other, so that what pyarrow makes of its names plays no role.
-            read_options=arrow.ReadOptions(autogenerate_column_names=True, block_size=1 << 23, use_threads=True),
+            read_options=arrow.ReadOptions(autogenerate_column_names=True, block_size=1 << 21),
             parse_options=arrow.ParseOptions(delimiter=_delimiter(file), newlines_in_values=True),
             convert_options=arrow.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), null_values=[]),
         )

@@ -65,7 +65,7 @@ def check_paths(folder: Path, names: Sequence[str], where: Callable[[int], str])
     """
     home = os.path.realpath(folder)
     odd = re.compile(r"^$|\.\.|[\0\\:]|^/").search
-    listings: dict[str, dict[str, bool]] = {}
+    listings: dict[str, dict[str, bool] | None] = {}
     missing = []
     for i, name in enumerate(names):
         if odd(name):
@@ -74,13 +74,16 @@ def check_paths(folder: Path, names: Sequence[str], where: Callable[[int], str])
         if parent not in listings:
             listings[parent] = _links(os.path.join(folder, parent))
             _check_inside(home, os.path.join(folder, parent), where, i)
-        is_link = listings[parent].get(leaf)
-        if is_link is None and listings[parent] and not IGNORES_CASE:
+        listing = listings[parent]
+        is_link = listing.get(leaf) if listing is not None else None
+        if is_link is False:
+            continue
+        if is_link is None and listing is not None and not IGNORES_CASE:
             missing.append(i)
             continue
         if is_link:
             _check_inside(home, os.path.join(folder, name), where, i)
-        if is_link is not False and not os.path.isfile(os.path.join(folder, name)):
+        if not os.path.isfile(os.path.join(folder, name)):
             missing.append(i)
     return missing
 
@@ -95,13 +98,15 @@ def _check_name(folder: Path, name: str, where: str) -> None:
         )
 
 
-def _links(folder: str) -> dict[str, bool]:
-    """The names in a folder, and whether each is a symbolic link."""
+def _links(folder: str) -> dict[str, bool] | None:
+    """The names in a folder, and whether each is a symbolic link; None if it cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name: entry.is_symlink() for entry in entries}
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
+    except OSError:
+        return None
 
 
 def _check_inside(home: str, path: str, where: Callable[[int], str], i: int) -> None:

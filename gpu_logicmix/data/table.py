@@ -42,7 +42,9 @@ def list_csv(path: Path, split: str, *, others: str = "absent", root: str | None
     table = read_csv(file)
     rows = split_rows(table.texts.get("split"), split, len(table), file, alone=path.is_file())
     folder = file.parent if root is None else image_root(root)
-    names = image_names([table.texts["image"][row] for row in rows], folder, root is not None)
+    images = table.texts["image"]
+    chosen = images if len(rows) == len(images) else [images[row] for row in rows]
+    names = image_names(chosen, folder, root is not None)
     where = lambda i: table.where(int(rows[i]))  # noqa: E731
     check_unique(names, lambda i: table.line(int(rows[i])), file)
     missing = check_paths(folder, names, where)
@@ -56,7 +58,8 @@ def list_csv(path: Path, split: str, *, others: str = "absent", root: str | None
         labels = listed_labels(named, categories, others, where, source.name)
     else:
         _same_form(train, file, listed=False)
-        categories, labels = table.categories, table.labels[rows]
+        categories = table.categories
+        labels = table.labels if len(rows) == len(table) else table.labels[rows]
         of_train = (
             [name for name in read_header(train) if name not in ("image", "split")] if train.exists() else categories
         )
@@ -112,7 +115,7 @@ def image_names(names: list[str], folder: Path, absolute: bool) -> list[str]:
         return name
 
     odd = re.compile(r"\\|\./|//|^/").search
-    return [plain(name) if odd(name) else name for name in names]
+    return [plain(name) if odd(name) else name for name in names] if any(map(odd, names)) else names
 
 
 def check_unique(names: list[str], line: Callable[[int], int], file: Path, unit: str = "line") -> None:

@@ -330,9 +330,11 @@ def test_csv_mistakes(tmp_path, text, match):
     refused(match, f"csv:{csv_tree(tmp_path, text)}")
 
 
-@pytest.fixture(params=["csv", "pyarrow"])
+@pytest.fixture(params=["csv", "pyarrow", "numpy"])
 def reader(request, monkeypatch):
-    """Both readers of CSV files."""
+    """All readers of CSV files."""
+    if request.param != "numpy":
+        monkeypatch.setattr(csvfile, "_read_plain", lambda *a: None)
     if request.param == "csv":
         monkeypatch.setattr(csvfile, "_read_fast", lambda *a: None)
     else:
@@ -412,16 +414,25 @@ def test_csv_absolute_paths_with_root(tmp_path, reader):
     refused("no such folder", f"csv:{file}", root=str(tmp_path / "none"))
 
 
-CELLS = st.sampled_from(["0", "1", "", "?", " 1", "-1", "True", "NA", "2", "x", '"1"', ' "0"', '"a"b', "1.0"])
+CELLS = st.sampled_from(
+    ["0", "1", "", "?", " 1", "-1", "True", "NA", "2", "x", '"1"', ' "0"', '"a"b', "1.0", "01", "-0"]
+)
+NUMBERS = st.sampled_from(
+    ["0", "1", "", "-1", "0", "1", "", "-1", "?", "01", "0x1", "-0", "00", " 1", "1 ", " 00", "+1", "2"]
+)
 NAMES = st.sampled_from(
     ["a.png", " b.png", '"c.png"', '"d,e.png"', 'f"g.png', "h.png ", "", "x/../y", '"i""j.png"', "\x00"]
 )
 
 
 @settings(max_examples=150, deadline=None)
-@given(rows=st.lists(st.tuples(NAMES, CELLS, CELLS), max_size=6), end=st.sampled_from(["\n", "\r\n", "\n\n"]))
+@given(
+    rows=st.lists(st.tuples(NAMES, CELLS, CELLS), max_size=6)
+    | st.lists(st.tuples(st.sampled_from(["a.png", "0b.png", "01"]), NUMBERS, NUMBERS), max_size=6),
+    end=st.sampled_from(["\n", "\n", "\r\n", "\n\n", "\r"]),
+)
 def test_csv_readers_agree(tmp_path_factory, rows, end):
-    """pyarrow and the standard library: the same table, or the same error."""
+    """numpy, pyarrow and the standard library: the same table, or the same error."""
     pytest.importorskip("pyarrow")
     file = tmp_path_factory.mktemp("csv") / "t.csv"
     file.write_bytes(end.join(["image,cat,dog", *(",".join(row) for row in rows), ""]).encode())
@@ -433,10 +444,13 @@ def test_csv_readers_agree(tmp_path_factory, rows, end):
         except DataError as error:
             return str(error)
 
-    fast = outcome()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csvfile, "_BLOCK", 16)
+        plain = outcome()
+        patch.setattr(csvfile, "_read_plain", lambda *a: None)
+        assert outcome() == plain
         patch.setattr(csvfile, "_read_fast", lambda *a: None)
-        assert outcome() == fast
+        assert outcome() == plain
 
 
 # --- Paths, folders, specs --------------------------------------------------------------------------------------------
