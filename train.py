@@ -1,3 +1,3 @@
-from gpu_logicmix.cli import main
+from gpu_logicmix.__main__ import main
 
 main()

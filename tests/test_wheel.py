@@ -64,7 +64,7 @@ def test_metadata(wheel):
     needed = [r for r in metadata.get_all("Requires-Dist") if "extra ==" not in r]
     assert sorted(r.split(">")[0] for r in needed) == ["numpy", "torch"]  # the transform needs no more
     folder = Path(name).parent
-    assert "gpu-logicmix = gpu_logicmix.cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
+    assert "gpu-logicmix = gpu_logicmix.__main__:main" in wheel.read(f"{folder}/entry_points.txt").decode()
     assert any(file.startswith(f"{folder}/") and file.endswith("LICENSE") for file in wheel.namelist())
 
 
@@ -131,6 +131,10 @@ print(gpu_logicmix.__file__, *images.shape, *targets.shape)
     where, *shapes = run(bin, "python", "-c", script, cwd=tmp_path).split()
     assert Path(where).is_relative_to(tmp_path)
     assert shapes == ["8", "3", "32", "32", "8", "5"]
+    with pytest.raises(AssertionError) as refused:
+        run(bin, "gpu-logicmix", "--help", cwd=tmp_path)
+    assert 'the commands need: pip install "gpu-logicmix[train]"' in str(refused.value)
+    assert "Traceback" not in str(refused.value)
 
 
 def test_with_train_the_demo_runs(wheel, tmp_path):

@@ -56,7 +56,9 @@ def predict(
     if out is not None and out.suffix not in SUFFIXES:
         raise ValueError(f"--out {out}: must end in {', '.join(SUFFIXES)}")
     found = Predictions(run, images, use, **given(device=device, threads=threads, batch_size=batch_size))
-    table, count = Table("image", "most likely categories"), 0
+    table, count = Table(), 0
+    table.add_column("image", overflow="fold")  # names often differ at the end alone
+    table.add_column("most likely categories")
     with contextlib.ExitStack() as stack:
         writers: list[Write] = []
         if out is not None:
@@ -214,11 +216,12 @@ def _sheet(path: Path, found: Any, top: int, limit: int) -> Iterator[Write]:
     may load nothing."""
     left = limit
     with open(path, "w", encoding="utf-8", errors="replace") as file:
+        most = f"; these are the first {limit:,}" if len(found.files) > limit else ""
         policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
         file.write(
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Predictions</title>'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{STYLE}</style>'
-            f"<h1>Predictions</h1><p>{len(found.files):,} images; the first {limit:,} at most. "
+            f"<h1>Predictions</h1><p>{len(found.files):,} images{most}. "
             f"Faint: below the threshold of the category.</p><main>"
         )
 
