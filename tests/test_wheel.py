@@ -60,6 +60,7 @@ def test_metadata(wheel):
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert metadata.get_payload().startswith("# GPU LogicMix")
     assert "Typing :: Typed" in metadata.get_all("Classifier")
+    assert any("arxiv.org" in url for url in metadata.get_all("Project-URL"))
     assert {"train", "dev", "bench", "docs", "tensorboard"} <= set(metadata.get_all("Provides-Extra"))
     needed = [r for r in metadata.get_all("Requires-Dist") if "extra ==" not in r]
     assert sorted(r.split(">")[0] for r in needed) == ["numpy", "torch"]  # the transform needs no more
