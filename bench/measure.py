@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
-import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
+from gpu_logicmix.augment.peers import interleave, median_ms
 from gpu_logicmix.machine import machine as cpu_name
+
+__all__ = ["RESULTS", "cpu_name", "environment", "interleave", "median_ms", "peak_bytes", "save_json", "versions"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -40,25 +41,6 @@ def versions(packages: tuple[str, ...]) -> dict[str, str | None]:
     return found
 
 
-def interleave(functions: dict[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each call. All functions take turns, so that what slows the machine down slows all of them."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(rounds + 1):  # the first turn warms up
-        for name, function in functions.items():
-            _synchronize(device)
-            start = time.perf_counter()
-            result = function()
-            _synchronize(device)
-            if turn:
-                times[name].append(time.perf_counter() - start)
-            del result
-    return times
-
-
-def median_ms(times: list[float]) -> float:
-    return statistics.median(times) * 1e3
-
-
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     """The most memory that one call holds at a time above what was there before, its result included."""
     if device.type == "cuda":
@@ -80,8 +62,3 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
 def save_json(data: dict, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=1) + "\n")
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

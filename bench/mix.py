@@ -3,6 +3,7 @@
     python bench/mix.py                          # everything: bench/results/mix.json and mix.png, some minutes
     python bench/mix.py --rounds 5 --only 224    # only the rows that have "224" in their name
     python bench/mix.py --memory default         # with the memory allocator as it is: mix-default.json and .png
+    python bench/mix.py --compile                # ours under torch.compile too, fewer rows: mix-compiled.json
 
 Every method gets the same batch in the same process, taking turns; figures are medians. `clone` copies images and
 targets: no method that returns a new batch can be faster. timm writes into the batch it is given and takes class
@@ -21,7 +22,6 @@ import itertools
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,65 +31,22 @@ from rich.progress import Progress
 from rich.table import Table
 
 from gpu_logicmix import GPULogicMix
+from gpu_logicmix.augment.peers import COMPILED, OURS, compiled, contenders, working
 
 SHAPES = [(32, 3, 448, 448), (128, 3, 224, 224), (1024, 3, 64, 64), (8, 3, 448, 448)]
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8]
 GROUPS = [(2, 3), (2, 8)]
 CATEGORIES = [80, 9605]
-OURS = "GPULogicMix"
 MALLOC = {"recycled": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}, "default": {}}
 
 
-def methods(shape: tuple, dtype: torch.dtype, k: tuple[int, int], categories: int, device) -> dict[str, Callable]:
-    """Name -> a call without arguments that mixes one batch."""
-    import kornia.augmentation as K
-    from mlcpl.augs.logic_mix import logic_mix_with_batch
-    from timm.data.mixup import Mixup
-    from torchvision.transforms.v2 import MixUp
-
-    images = torch.rand(shape, device=device)
-    images = (images * 255).to(dtype) if dtype == torch.uint8 else images.to(dtype)
-    targets = torch.randint(-1, 2, (shape[0], categories), device=device).float()
-    with_nan = targets.masked_fill(targets < 0, torch.nan)
-    classes = torch.randint(categories, (shape[0],), device=device)
-    scratch = images.clone()  # timm writes into it
-    ours = GPULogicMix(k_min=k[0], k_max=k[1])
-    batch = Mixup(mixup_alpha=1.0, mode="batch", num_classes=categories)
-    elem = Mixup(mixup_alpha=1.0, mode="elem", num_classes=categories)
-    torchvision_mixup = MixUp(num_classes=categories)
-    kornia_mixup = K.RandomMixUpV2(p=1.0, data_keys=["input", "class"])
-    return {
-        "clone": lambda: (images.clone(), targets.clone()),
-        OURS: lambda: ours(images, targets),
-        "timm batch": lambda: batch(scratch, classes),
-        "timm elem": lambda: elem(scratch, classes),
-        "torchvision": lambda: torchvision_mixup(images, targets),
-        "Kornia": lambda: kornia_mixup(images, classes),
-        "mlcpl": lambda: logic_mix_with_batch(images, with_nan, 0.5, *k),
-    }
-
-
-def working(functions: dict[str, Callable]) -> dict[str, Callable]:
-    """Those that take this type of image at all."""
-    kept = {}
-    for name, function in functions.items():
-        try:
-            function()
-        except (RuntimeError, TypeError, ValueError):
-            if name in ("clone", OURS):
-                raise
-        else:
-            kept[name] = function
-    return kept
-
-
-def measure_rows(rounds: int, only: str, device: torch.device, progress: Progress) -> list[dict]:
-    grid = list(itertools.product(SHAPES, DTYPES, GROUPS, CATEGORIES))
+def measure_rows(rounds: int, only: str, device: torch.device, progress: Progress, compile: bool = False) -> list[dict]:
+    grid = list(itertools.product(SHAPES, DTYPES, GROUPS[:1] if compile else GROUPS, CATEGORIES[: 1 if compile else 2]))
     named = [(f"{'x'.join(map(str, s))} {str(d)[6:]} K {k[0]}-{k[1]} C {c}", s, d, k, c) for s, d, k, c in grid]
     named = [row for row in named if only in row[0]]
     rows = []
     for name, *case in progress.track(named, description="methods"):
-        functions = methods(*case, device)
+        functions = contenders(*case, device) | (compiled(*case, device) if compile else {})
         kept = working(functions)
         times = interleave(kept, rounds, device)
         clone = median_ms(times["clone"])
@@ -150,7 +107,7 @@ def verdict(rows: list[dict], console: Console) -> None:
     for row in rows:
         ours = row["methods"][OURS]["ms"]
         for name, figures in row["methods"].items():
-            if name not in ("clone", OURS) and figures and figures["ms"] <= ours:
+            if name not in ("clone", OURS, COMPILED) and figures and figures["ms"] <= ours:
                 slower.append(f"{row['name']}: {name} {figures['ms']:.2f} ms, {OURS} {ours:.2f} ms")
     console.print(f"{OURS} was the fastest in {len(rows)} of {len(rows)} rows." if not slower else "Faster than ours:")
     for line in slower:
@@ -198,6 +155,7 @@ def main() -> None:
     parser.add_argument(
         "--memory", choices=MALLOC, default="recycled", help="where a CPU gets it from (default recycled)"
     )
+    parser.add_argument("--compile", action="store_true", help="ours under torch.compile too; K 2-3 and 80 categories")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for mix.json and mix.png")
     options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in MALLOC[options.memory].items()):
@@ -209,17 +167,18 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     console = Console()
     with Progress(console=console, transient=True) as progress:
-        rows = measure_rows(options.rounds, options.only, device, progress)
-        growth = {} if options.only else measure_growth(options.rounds, device, progress)
+        rows = measure_rows(options.rounds, options.only, device, progress, options.compile)
+        growth = {} if options.only or options.compile else measure_growth(options.rounds, device, progress)
     show(rows, console)
     verdict(rows, console)
     if not options.only:
         data = {"environment": environment(device), "memory": options.memory, "rounds": options.rounds}
         data |= {"rows": rows, "growth": growth}
-        name = "mix" if options.memory == "recycled" else "mix-default"
+        name = "mix-compiled" if options.compile else "mix" if options.memory == "recycled" else "mix-default"
         save_json(data, options.out / f"{name}.json")
-        plot(data, options.out / f"{name}.png")
-        console.print(f"written: {options.out / name}.json and .png")
+        if growth:
+            plot(data, options.out / f"{name}.png")
+        console.print(f"written: {options.out / name}.json")
 
 
 if __name__ == "__main__":

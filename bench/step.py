@@ -4,7 +4,8 @@
     python bench/step.py --model tf_efficientnet_lite0 --size 96 128 --weights FILE.safetensors
     python bench/step.py --model resnet101 --size 224 --rounds 3       # slow on a CPU
 
-Times: see gpu_logicmix/stepbench.py; `gpu-logicmix bench` prints the same table.
+Times: see gpu_logicmix/train/stepbench.py; `gpu-logicmix bench` prints the same table. The last row is the small network
+of `gpu-logicmix demo` in its setting: there LogicMix is the largest share of a step.
 
 Operators and host syncs: the same step on the `meta` device, whose tensors have shapes but no values. The code takes
 the way it takes on a GPU, and what would make the host wait for a value there raises here; a copy between devices that
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -28,6 +30,7 @@ from rich.progress import Progress
 from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpu_logicmix.cli.demo import SETTINGS
 from gpu_logicmix.train import loop
 from gpu_logicmix.train.config import Config
 from gpu_logicmix.train.distributed import World, joined_world
@@ -106,6 +109,17 @@ def host_syncs(config: Config, steps: int, augment: torch.nn.Module | None = Non
     return found
 
 
+def demo_config() -> Config:
+    """The setting of the demo, for one batch."""
+    return Config(**SETTINGS | {"option": ["count=128"]})
+
+
+def mix_share(result: dict) -> float:
+    """LogicMix's share of a step, of CPU time: what the augmentation alone takes more with it than without."""
+    bare, mixing = (result["variants"][name] for name in ("bare step", "+ LogicMix"))
+    return (mixing["augmentation_cpu_ms"] - bare["augmentation_cpu_ms"]) / mixing["cpu_ms"]
+
+
 def show_operators(counts: dict[str, dict[str, int]], syncs: list[str], console: Console) -> None:
     table = Table("part of the step", title="operators dispatched in one step", title_justify="left")
     for kind in ("operators", "views"):
@@ -137,17 +151,20 @@ def main() -> None:
     shared = {"weights": options.weights, "batch_size": options.batch_size}
     shared |= {"device": options.device, "threads": options.threads}
     configs = [step_config(model=m, size=s, **shared) for m in options.model for s in options.size]
+    configs.append(replace(demo_config(), device=options.device))
     rows = []
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("steps", total=len(configs) * len(VARIANTS) * (options.rounds + 1))
         for config in configs:
             rows.append(measure_step(config, options.rounds, lambda: progress.advance(task)))
             console.print(step_table(rows[-1]))
+    console.print(f"LogicMix's share of a step of the demo's network: {mix_share(rows[-1]):.1%} of its CPU time")
     counts = count_operators(configs[0])
     syncs = host_syncs(configs[0], STEPS)
     show_operators(counts, syncs, console)
     with joined_world(options.device, options.threads) as world:
         data = {"environment": environment(world.device), "note": options.note, "rows": rows}
+    data["share of LogicMix in the demo's step"] = mix_share(rows[-1])
     data["operators"] = {"model": configs[0].model, **counts}
     data["host_syncs"] = {"steps": STEPS, "found": syncs}
     save_json(data, options.out)

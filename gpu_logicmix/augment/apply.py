@@ -80,8 +80,9 @@ class _Columns:
             kind = torch.float64 if mean.dtype is torch.float64 else torch.float32
             mean = mean.to(kind) * self.scale[part] + self.shift[part]
         if self.whole:
-            # torch has no fast way from floats to bytes on a CPU.
-            mean = mean.round().to(torch.int16) if mean.is_cpu else mean.round()
+            # torch has no fast way from floats to bytes on a CPU; its compiler has none from 16 bits.
+            mean = mean.round()
+            mean = mean.to(torch.int16) if mean.is_cpu and not torch.compiler.is_compiling() else mean
         return mean.to(self.dtype)
 
 
