@@ -4,8 +4,8 @@
     python bench/step.py --model tf_efficientnet_lite0 --size 96 128 --weights FILE.safetensors
     python bench/step.py --model resnet101 --size 224 --rounds 3       # slow on a CPU
 
-Times: see gpu_logicmix/train/stepbench.py; `gpu-logicmix bench` prints the same table. The last row is the small network
-of `gpu-logicmix demo` in its setting: there LogicMix is the largest share of a step.
+Times: see gpu_logicmix/train/stepbench.py; `gpu-logicmix bench` prints the same table. The last row is the small
+network of `gpu-logicmix demo` in its setting: there LogicMix is the largest share of a step.
 
 Operators and host syncs: the same step on the `meta` device, whose tensors have shapes but no values. The code takes
 the way it takes on a GPU, and what would make the host wait for a value there raises here; a copy between devices that
