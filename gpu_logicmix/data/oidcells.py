@@ -112,7 +112,8 @@ def _fast(
     with contextlib.suppress(pa.ArrowException, OSError):
         options = arrow.ReadOptions(block_size=1 << 24)
         with progress_bar(file.stat().st_size, f"reading {file.name}", unit="bytes") as advance:
-            for batch in arrow.open_csv(file, read_options=options, convert_options=convert):
+            pool = pa.system_memory_pool()  # gives back what it no longer needs
+            for batch in arrow.open_csv(file, read_options=options, convert_options=convert, memory_pool=pool):
                 block = _block(batch, column, machine, counts)
                 if block is None:
                     return None

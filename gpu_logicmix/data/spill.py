@@ -83,7 +83,7 @@ class CellSpill:
             place[rows[starts]] += lengths
         del place
         pointers, cells = _in_order(ends, cells, width, conflict)
-        values = (cells & 1).astype(np.int8)
+        values = np.bitwise_and(cells, 1, out=np.empty(len(cells), dtype=np.int8), casting="unsafe")
         cells >>= 1
         return {"ids": self._ids, "pointers": pointers, "columns": cells, "values": values}
 

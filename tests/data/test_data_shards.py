@@ -1,17 +1,14 @@
 """Shards: the same images and labels as the files they were packed from, on disk and over a network."""
 
-import http.server
 import io
 import json
 import pickle
-import random
-import re
 import tarfile
-import threading
 
 import numpy as np
 import pytest
 import torch
+from served import serving
 from trees import dataset_of, photo
 
 from gpu_logicmix.data import BadImage, DataError, make_loader, open_dataset, pack, pack_dataset, remote, shards
@@ -34,53 +31,8 @@ def packed(tmp_path):
 
 @pytest.fixture
 def server(tmp_path):
-    """The folder over HTTP with ranges; `server.failures` requests fail first."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_HEAD(self):
-            self.answer(body=False)
-
-        def do_GET(self):
-            self.answer(body=True)
-
-        def answer(self, body):
-            if self.server.failures > 0:
-                self.server.failures -= 1
-                self.close_connection = True
-                self.connection.close()  # in the middle of it
-                return
-            path = tmp_path / self.path.lstrip("/")
-            if not path.is_file():
-                self.send_error(404)
-                return
-            data = path.read_bytes()
-            found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-            status, part = 200, data
-            if found:
-                start, end = int(found[1]), int(found[2] or len(data) - 1)
-                status, part = 206, data[start : end + 1]
-                self.server.ranges += 1
-            self.send_response(status)
-            self.send_header("Accept-Ranges", "bytes")
-            self.send_header("Content-Length", str(len(part)))
-            if found:
-                self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(data)}")
-            self.end_headers()
-            if body:
-                self.wfile.write(part)
-
-        def log_message(self, *_):
-            pass
-
-    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.failures = httpd.ranges = 0
-    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
-    thread.start()
-    yield httpd
-    httpd.shutdown()
-    httpd.server_close()
+    with serving(tmp_path) as httpd:
+        yield httpd
 
 
 def same(ours, theirs):
@@ -246,23 +198,3 @@ def test_changed_and_damaged_shards(packed):
             open_dataset(f"tar:{home}", "train", 16)
     with pytest.raises(DataError, match=r"no val.json, val-\*.tar"):
         open_dataset(f"tar:{home}", "val", 16)
-
-
-def test_damaged_tars_end_in_one_line(packed):
-    _, home = packed
-    file, rng = home / "train-00000.tar", random.Random(0)
-    whole = file.read_bytes()
-    outcomes = {"opened": 0, "refused": 0}
-    for _ in range(200):
-        data = bytearray(whole[: rng.randrange(1, len(whole))] if rng.random() < 0.3 else whole)
-        for _ in range(rng.randint(1, 4)):
-            data[rng.randrange(min(len(data), 3000))] = rng.randrange(256)
-        file.write_bytes(data)
-        try:
-            dataset = open_dataset(f"tar:{home}", "train", 16, on_bad_image="skip")
-            dataset[list(range(len(dataset)))]
-            outcomes["opened"] += 1
-        except DataError as error:
-            outcomes["refused"] += "\n" not in str(error)
-    assert sum(outcomes.values()) == 200
-    assert outcomes["refused"] > 50
