@@ -21,6 +21,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,12 +32,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpu_logicmix.augment import peers
 from gpu_logicmix.augment import randaugment as ours
 from gpu_logicmix.augment.pixel_ops import resize
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "randaugment.json"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+synchronize = partial(peers.synchronize, torch.device(DEVICE))
 N, M = 2, 9
 ABOUT = {
     "ours, uint8": "one draw a sample",
@@ -152,11 +155,6 @@ def measure(batch: int, size: int, repeats: int, threads: int) -> dict[str, list
     return times
 
 
-def synchronize() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-
-
 class OperatorCount(TorchDispatchMode):
     """Counts the operators that would launch a kernel: not views, not allocations."""
 
@@ -167,7 +165,7 @@ class OperatorCount(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         allocation = func._schema.name.startswith(("aten::empty", "aten::new_empty", "aten::detach"))
-        self.count += func.namespace == "aten" and not view and not allocation
+        self.count += func.namespace in ("aten", "gpu_logicmix") and not view and not allocation
         return func(*args, **(kwargs or {}))
 
 
@@ -187,8 +185,6 @@ def count_operators(batch: int, size: int, draws: int = 5) -> dict[str, float]:
         return statistics.mean(counts)
 
     mine = ours.RandAugment(N, M)
-    plans = [mine.plan(batch) for _ in range(draws)]
-    by_one = [[ours.AugmentPlan(*(t[k : k + 1] for t in plan)) for k in range(batch)] for plan in plans]
     real = photo_like(batch, size)
     vision = v2.RandAugment(N, M, interpolation=InterpolationMode.BILINEAR)
     whole = kornia.RandAugment(N, M)
@@ -200,13 +196,8 @@ def count_operators(batch: int, size: int, draws: int = 5) -> dict[str, float]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         fake = torch.empty(batch, 3, size, size, dtype=torch.uint8, device="cuda")
 
-        def by_sample(i: int) -> None:
-            for k in range(batch):
-                mine(fake[k : k + 1], by_one[i][k])
-
-        counts["ours, sample by sample"] = mean(by_sample)
-        counts["ours, dense (plan on the device)"] = mean(lambda _: mine(fake, mine.plan(batch, "cuda")))
-        counts["ours, grouped (the default)"] = mean(lambda i: mine(fake, plans[i]))
+        counts["ours, dense (where there is no Triton)"] = mean(lambda _: mine._dense(fake, mine.plan(batch, "cuda")))
+        counts["ours, kernels (the default)"] = mean(lambda _: mine(fake))
     return counts
 
 

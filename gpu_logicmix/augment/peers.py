@@ -59,6 +59,7 @@ def compiled(
     images = torch.rand(shape, device=device)
     images = (images * 255).to(dtype) if dtype == torch.uint8 else images.to(dtype)
     targets = torch.randint(-1, 2, (shape[0], categories), device=device).float()
+    torch.compiler.reset()  # torch stops at so many shapes of one function
     mix = torch.compile(GPULogicMix(k_min=k[0], k_max=k[1]), fullgraph=True, dynamic=False)
     return {COMPILED: lambda: mix(images, targets)}
 

@@ -36,7 +36,12 @@ def check(
     cases = mix_cases(where)
     total = len(CHECKS) + len(cases) + step_count(where)
     with progress_bar(total, "checking", unit=None, console=screen.console) as bar:
-        data = run_check(where, screen.say, lambda words: (bar.set(words), bar(1)))
+
+        def tick(words: str) -> None:
+            bar.set(words)
+            bar()
+
+        data = run_check(where, screen.say, tick)
     out.mkdir(parents=True, exist_ok=True)
     (out / "check.json").write_text(json.dumps(data, indent=1) + "\n")
     (out / "check.md").write_text(as_markdown(data))
@@ -80,7 +85,7 @@ def triton_version() -> str:
 
 
 def run_check(
-    device: torch.device, say: Callable[[str], None], tick: Callable[[str], object] = lambda words: None
+    device: torch.device, say: Callable[[str], None], tick: Callable[[str], None] = lambda words: None
 ) -> dict[str, Any]:
     """What was checked and measured. `tick` is told what was just done."""
     import torch
