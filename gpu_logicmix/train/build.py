@@ -5,21 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpu_logicmix.curriculum import CurriculumLabels
 from gpu_logicmix.data import ImageDataset, make_loader
+from gpu_logicmix.data.sparse import SparseLabels
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.losses.base import LOSSES, Loss
 from gpu_logicmix.methods.base import Head
 from gpu_logicmix.models.classifier import Classifier, build_model
+from gpu_logicmix.train import inputs
 from gpu_logicmix.train.batch import Augment
 from gpu_logicmix.train.config import Config
 from gpu_logicmix.train.distributed import World
 from gpu_logicmix.train.inputs import matrix_of
+from gpu_logicmix.train.pseudo import SELECTIONS, SparseCurriculum
 
 
 def make_model(config: Config, categories: int, weights: str | Path | None = None) -> Classifier:
@@ -49,16 +51,20 @@ def make_loss(config: Config, reduction: str = "mean") -> Loss:
 
 
 def make_table(
-    config: Config, train_set: ImageDataset, full: np.ndarray, device: torch.device, *methods: Any
-) -> CurriculumLabels | None:
+    config: Config, train_set: ImageDataset, full: Any, device: torch.device, *methods: Any
+) -> CurriculumLabels | SparseCurriculum | None:
     """The pseudo-labels of a run, where curriculum labeling or a method of the run writes any."""
     writers = [method for method in methods if method.writes_labels]
     if not config.cl and not writers:
         return None
     simulated = config.known is not None or config.protocol == "single-positive"
+    large = isinstance(train_set.labels, SparseLabels) and train_set.labels.size > inputs.MATRIX_LIMIT
+    if large and not writers and config.cl_select in SELECTIONS:
+        options = {"select": config.cl_select, "full": full if simulated else None}
+        return SparseCurriculum(train_set.labels, config.theta_pos, config.theta_neg, **options).to(device)
     what = "curriculum labeling" if config.cl else f"loss {config.loss} or head {config.head}"
     table = CurriculumLabels(
-        matrix_of(train_set.labels, f"{what} (--no-cl trains without it)"),
+        matrix_of(train_set.labels, f"{what} (--no-cl trains without it, --cl-select score needs none)"),
         config.theta_pos,
         config.theta_neg,
         select=config.cl_select,

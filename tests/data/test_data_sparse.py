@@ -7,12 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import dataset_of
 
-from gpu_logicmix import GPULogicMix, hide_labels, label_counts
+from gpu_logicmix import CurriculumLabels, GPULogicMix, hide_labels, label_counts
 from gpu_logicmix.data import DataError, ImageDataset, make_loader, open_dataset, pack_dataset, sparse, spill
 from gpu_logicmix.data.sparse import LabelTable, SparseLabels, draws_at, fitting, labels_digest
 from gpu_logicmix.data.spill import CellSpill
 from gpu_logicmix.report.label_mix import mixed_counts
 from gpu_logicmix.report.label_stats import mixed_labels
+from gpu_logicmix.train import inputs
+from gpu_logicmix.train.pseudo import SparseCurriculum
 
 MATRICES = st.tuples(st.integers(0, 12), st.integers(1, 9), st.integers(0, 2**32 - 1)).map(
     lambda t: np.random.default_rng(t[2]).choice([-1, -1, -1, 0, 1], (t[0], t[1])).astype(np.int8)
@@ -199,9 +201,45 @@ def test_table_needs_no_sync_and_compiles():
         assert np.array_equal(table(rows).numpy(), labels[rows.numpy()])
 
 
+@pytest.mark.parametrize("select", ["score", "positive-score"])
+def test_pseudo_labels_are_those_of_the_matrix(shared, select):
+    """On real labels, where no sample has too many; and what is kept where one has."""
+    npz = np.load(shared / "data" / "coco2014_labels.npz")
+    full = npz["labels"][npz["split"] == "train"][:3000].astype(np.int8)
+    matrix = hide_labels(full, 0.1, 3)
+    options = {"theta_pos": 1.0, "theta_neg": -1.5, "select": select}
+    dense = CurriculumLabels(matrix, full=full, **options)
+    thin, whole = (SparseLabels.of_dense(x) for x in (matrix, full))
+    ours = SparseCurriculum(thin, full=whole, per_sample=80, **options)
+    assert torch.equal(ours.lookup(torch.arange(3000)), dense.lookup(torch.arange(3000)))
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(2):  # the second update forgets the first
+        for table in (dense, ours):
+            table.begin_update()
+        for index in torch.randperm(3000, generator=rng)[:2000].split(128):
+            logits = torch.randn(len(index), 80, generator=rng) * 2
+            logits[0, :5], logits[1, 0], logits[1, 1] = torch.nan, torch.inf, -torch.inf
+            index[-1] = index[0]  # twice in a batch: the last one counts
+            for table in (dense, ours):
+                table.update(index, logits)
+        for table in (dense, ours):
+            table.end_update()
+        assert torch.equal(ours.lookup(torch.arange(3000)), dense.lookup(torch.arange(3000)))
+        assert list(ours.counts()) == pytest.approx(list(dense.counts()), rel=0, abs=0, nan_ok=True)
+    again = SparseCurriculum(thin, per_sample=80, **options)
+    again.load_state_dict(ours.state_dict())
+    assert torch.equal(again.lookup(torch.arange(3000)), ours.lookup(torch.arange(3000)))
+    with pytest.raises(ValueError, match="other known labels"):
+        SparseCurriculum(whole, per_sample=80).load_state_dict(ours.state_dict())
+    few = SparseCurriculum(SparseLabels.of_dense(np.full((1, 6), -1, dtype=np.int8)), per_sample=3)
+    few.update(torch.tensor([0]), torch.tensor([[-9.0, 3.0, -4.0, 0.0, 5.0, -5.0]]))
+    assert few.lookup(torch.tensor([0])).tolist() == [[0, 1, -1, -1, 1, -1]]  # present ones first, then the surest
+
+
 @pytest.mark.slow
-def test_a_run_on_sparse_labels_gives_the_same_weights(tmp_path):
-    """Mixing, pseudo-labels, evaluation and fine-tuning included, bit for bit; and on shards those of the files."""
+def test_a_run_on_sparse_labels_gives_the_same_weights(tmp_path, monkeypatch):
+    """Mixing, pseudo-labels, evaluation and fine-tuning included, bit for bit; and on shards those of the files.
+    In the last one no matrix is allowed: pseudo-labels are sparse as well."""
     from safetensors.torch import load_file
 
     from gpu_logicmix import Config, fit
@@ -210,8 +248,10 @@ def test_a_run_on_sparse_labels_gives_the_same_weights(tmp_path):
         pack_dataset(open_dataset("shapes", split, 32, count=40), tmp_path / "shards", per_shard=7)
     runs = {"dense": ("shapes", []), "sparse": ("shapes", ["labels=sparse"])}
     runs |= {"shards": (f"tar:{tmp_path / 'shards'}", []), "thin": (f"tar:{tmp_path / 'shards'}", ["labels=sparse"])}
+    runs["sparse table"] = runs["sparse"]
     weights = {}
     for name, (data, option) in runs.items():
+        monkeypatch.setattr(inputs, "MATRIX_LIMIT", 0 if name == "sparse table" else 10**9)
         option = [*option, *(["count=40"] if data == "shapes" else [])]
         config = Config(
             data=data, option=option, size=32, known=0.6, model="test_resnet", weights="none", epochs=2, batch_size=8,
