@@ -3,6 +3,9 @@
     image (text), split (text, optional), a column for each category (numbers or booleans; -1 or null: unknown)
     image (text), split (text, optional), labels (a list of texts, or a text as in CSV)
 
+The column image may also hold the images themselves: their bytes, or {bytes, path} as Hugging Face writes them. They
+are read a row group at a time: for a shuffled run, `gpu-logicmix pack` or --cache comes first.
+
 PATH is a file, or a folder with train.parquet and val.parquet (or train-00000-of-00004.parquet and so on). Paths are
 relative to the folder. Needs pyarrow: pip install "gpu-logicmix[tables]".
 """
@@ -14,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gpu_logicmix.data.arrow import ParquetSource, holds_images, pyarrow
 from gpu_logicmix.data.csvfile import bad_cells
 from gpu_logicmix.data.files import Listing, check_choice, check_paths
 from gpu_logicmix.data.sparse import SparseLabels
@@ -29,14 +33,6 @@ from gpu_logicmix.data.table import (
 from gpu_logicmix.errors import DataError
 
 
-def pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise DataError("pyarrow is not installed: pip install 'gpu-logicmix[tables]'") from None
-    return pyarrow
-
-
 def list_parquet(path: Path, split: str, *, others: str = "absent", root: str | None = None) -> Listing:
     """others: with a column `labels`, what the categories are that an image does not name: "absent" or "unknown".
     root: the folder that image paths are relative to, or, if they are absolute, inside of; that of the file unless
@@ -49,13 +45,18 @@ def list_parquet(path: Path, split: str, *, others: str = "absent", root: str | 
     splits = _texts(table, "split", file) if "split" in names_of else None
     rows = split_rows(splits, split, table.num_rows, file, alone=path.is_file())
     folder = file.parent if root is None else image_root(root)
-    images = _texts(table, "image", file)
-    names = image_names([images[row] for row in rows], folder, root is not None)
-    check_unique(names, lambda i: int(rows[i]), file, "row")
     where = lambda i: f"{file}, row {int(rows[i])}"  # noqa: E731
-    missing = check_paths(folder, names, where)
+    source, missing = None, []
+    if "image" in names_of:
+        images = _texts(table, "image", file)
+        names = image_names([images[row] for row in rows], folder, root is not None)
+        check_unique(names, lambda i: int(rows[i]), file, "row")
+        missing = check_paths(folder, names, where)
+    else:  # inside of the table
+        names = [str(row) for row in rows]
+        source = lambda size: ParquetSource(folder, files, "image", size, rows)  # noqa: E731
     labels: np.ndarray | SparseLabels
-    if set(names_of) - {"split"} == {"image", "labels"}:
+    if set(names_of) - {"split", "image"} == {"labels"}:
         named = _lists(table, file)
         train = _read(_files(path, "train")) if path.is_dir() and split != "train" else table
         every = named if train is table else _lists(train, file)
@@ -67,7 +68,7 @@ def list_parquet(path: Path, split: str, *, others: str = "absent", root: str | 
         if not categories:
             raise DataError(f"{file}: no categories; add a column for each, or one column 'labels'")
         labels = np.stack([_labels(table, name, file) for name in categories], 1)[rows]
-    return Listing(folder, names, names, labels, categories, missing)
+    return Listing(folder, names, names, labels, categories, missing, source=source)
 
 
 def _files(path: Path, split: str) -> list[Path]:
@@ -82,19 +83,23 @@ def _files(path: Path, split: str) -> list[Path]:
 
 
 def _read(files: list[Path]) -> Any:
+    """The table; without the column image, if that holds the images themselves."""
     pa = pyarrow()
     from pyarrow import parquet
 
     tables = []
     for file in files:
         try:
-            tables.append(parquet.read_table(file))
+            schema = parquet.read_schema(file)
+            inside = "image" in schema.names and holds_images(schema.field("image").type)
+            columns = [name for name in schema.names if name != "image" or not inside]
+            tables.append(parquet.read_table(file, columns=columns))
             tables[-1].validate(full=True)  # texts are UTF-8, lists end within
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
             raise DataError(f"{file}: cannot be read as Parquet ({str(error).splitlines()[0][:120]})") from None
-        if "image" not in tables[-1].column_names:
-            columns = ", ".join(map(repr, tables[-1].column_names[:20]))
-            raise DataError(f"{file}: no column 'image'; the columns are {columns}")
+        if "image" not in schema.names:
+            found = ", ".join(map(repr, schema.names[:20]))
+            raise DataError(f"{file}: no column 'image'; the columns are {found}")
     try:
         table = pa.concat_tables(tables)
     except pa.ArrowException:
@@ -110,8 +115,7 @@ def _texts(table: Any, name: str, file: Path) -> list[str]:
     texts = table.column(name).to_pylist()
     for row, text in enumerate(texts):
         if not isinstance(text, str):
-            inside = "; images inside of Parquet are not read: save them as files" if isinstance(text, dict) else ""
-            raise DataError(f"{file}, row {row}, column {name!r}: {str(text)[:40]!r} is not a text{inside}")
+            raise DataError(f"{file}, row {row}, column {name!r}: {str(text)[:40]!r} is not a text")
     return texts
 
 

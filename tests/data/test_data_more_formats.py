@@ -2,8 +2,10 @@
 small trees in the real layouts, and their odd cases."""
 
 import contextlib
+import io
 import json
 import os
+import pickle
 import shutil
 
 import numpy as np
@@ -15,6 +17,7 @@ from trees import photo, picture
 from gpu_logicmix import open_dataset
 from gpu_logicmix.data import DataError, make_loader, oidcells, openimages
 from gpu_logicmix.data.chexpert import OBSERVATIONS
+from gpu_logicmix.data.images import decode_image
 from gpu_logicmix.data.index import index_home
 from gpu_logicmix.data.sparse import SparseLabels
 from gpu_logicmix.data.voc import CATEGORIES as VOC
@@ -464,11 +467,39 @@ def test_parquet(tmp_path):
         ({"image": ["img/a.png", "./img/a.png", "x"], "cat": [1, 1, 1]}, "row 1: 'img/a.png' is in row 0 already"),
         ({"image": ["../a.png", "b", "c"], "cat": [1, 1, 1]}, "row 0: .*leads out"),
         ({"file": IMAGES, "cat": [1, 1, 1]}, "no column 'image'"),
-        ({"image": [{"bytes": b"x"}] * 3, "cat": [1, 1, 1]}, "images inside of Parquet are not read"),
     ):
         refused(match, f"parquet:{parquet_tree(tmp_path / 'q', columns)}")
     file.write_bytes(b"PAR1 nonsense PAR1")
     refused("cannot be read as Parquet", f"parquet:{file}")
+
+
+@pytest.mark.parametrize("form", ["bytes", "struct"])
+def test_images_inside_of_parquet(tmp_path, form):
+    """The same as from files, in any order, from several files and row groups, and in another process."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    pictures = []
+    for i in range(7):
+        out = io.BytesIO()
+        photo(20, 16, seed=i).save(out, "PNG")
+        pictures.append(out.getvalue() if i != 5 else b"broken")
+    for name, part in (("train-00000-of-00002", slice(0, 4)), ("train-00001-of-00002", slice(4, 7))):
+        some = pictures[part]
+        images = pa.array(some) if form == "bytes" else pa.array([{"bytes": data, "path": None} for data in some])
+        split = ["train"] * (len(some) - 1) + ["val"]
+        columns = {"image": images, "split": split, "cat": [i % 2 for i in range(7)][part]}
+        parquet.write_table(pa.table(columns), tmp_path / f"{name}.parquet", row_group_size=2)
+    dataset = open_dataset(f"parquet:{tmp_path}", "train", 16, on_bad_image="skip")
+    assert dataset.labels[:, 0].tolist() == [0, 1, 0, 0, 1]
+    assert dataset.ids == ["0", "1", "2", "4", "5"]
+    images, _, index = pickle.loads(pickle.dumps(dataset))[[3, 0, 4, 2, 1, 0]]
+    assert index.tolist() == [3, 0, 2, 1, 0]
+    for image, row in zip(images, (4, 0, 2, 1, 0), strict=True):
+        assert torch.equal(image, decode_image(io.BytesIO(pictures[row]), "", 16).permute(2, 0, 1))
+    assert len(dataset[[4]][0]) == 0
+    assert "row 5: cannot be decoded" in dataset.bad_images()[0]
+    assert dataset.take([0]).fingerprint() != dataset.take([1]).fingerprint()
 
 
 def hf_tree(root, split="train"):
