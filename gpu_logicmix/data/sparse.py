@@ -121,6 +121,16 @@ class SparseLabels:
         pointers = np.concatenate(([0], np.cumsum(lengths)))
         return SparseLabels(pointers, self.columns[flat], self.values[flat], self.shape[1])
 
+    def block(self, start: int, stop: int) -> np.ndarray:
+        """int8 [N, stop - start]: some columns of all rows."""
+        out = np.full((len(self), stop - start), -1, dtype=np.int8)
+        for first, last in self._row_blocks():
+            part = slice(int(self.pointers[first]), int(self.pointers[last]))
+            inside = (self.columns[part] >= start) & (self.columns[part] < stop)
+            rows = np.repeat(np.arange(first, last), np.diff(self.pointers[first : last + 1]))[inside]
+            out[rows, self.columns[part][inside] - start] = self.values[part][inside]
+        return out
+
     def dense(self) -> np.ndarray:
         return self[np.arange(len(self))]
 

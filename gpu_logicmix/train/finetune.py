@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from gpu_logicmix.cft import category_wise_fine_tune
 from gpu_logicmix.data import ImageDataset
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.files import write_whole
@@ -25,6 +24,7 @@ from gpu_logicmix.train.distributed import World, joined_world
 from gpu_logicmix.train.inputs import open_train, open_val
 from gpu_logicmix.train.predict import load_run, predict_rows
 from gpu_logicmix.train.runlog import no_nan
+from gpu_logicmix.train.tuneblocks import labels_by_category, tuned
 
 
 def fine_tune(
@@ -61,7 +61,7 @@ def fine_tune(
         head = model.classifier
         with progress_bar(config.cft_epochs, "fine-tuning", unit="epochs", console=console) as bar:
             weight, bias, record = _tuned(
-                config, features[rows], train.labels_of(rows), head, (val_features, val, val_rows)
+                config, features[rows], labels_by_category(train, rows), head, (val_features, val, val_rows)
             )
         model.set_classifier(weight, bias)
         write_model(folder / "cft.safetensors", model, categories)
@@ -74,7 +74,7 @@ def fine_tune(
 
 def _tuned(config: Config, features: Tensor, labels: Any, head: torch.nn.Linear, judged: tuple) -> tuple:
     val_features, val, val_rows = judged
-    return category_wise_fine_tune(
+    return tuned(
         features,
         labels,
         head.weight.detach().cpu(),
@@ -83,7 +83,7 @@ def _tuned(config: Config, features: Tensor, labels: Any, head: torch.nn.Linear,
         epochs=config.cft_epochs,
         lr=config.cft_lr,
         seed=config.seed,
-        evaluation=(val_features[val_rows], val.labels_of(val_rows)),
+        evaluation=(val_features[val_rows], labels_by_category(val, val_rows)),
     )
 
 
