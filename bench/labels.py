@@ -4,9 +4,10 @@
     python bench/labels.py --share 0.01             # a hundredth of the images
 
 Makes a label file in OpenImages' form, without images: ids as theirs, classes with a long tail (Zipf), about a third
-of the labels present. It is opened by one process (which reads all of it and keeps an index) and again by another one,
-which measures. Contradicting and repeated rows are as frequent as chance makes them. Seconds are of one run on a
-machine that may be busy with other things; CPU seconds are given beside them.
+of the labels present. Contradicting and repeated rows are as frequent as chance makes them. Parts, each in a process of
+its own: first (reads all of it and keeps an index), again (opens the index, looks up, hides, counts), stats, train (50
+steps on a slice), csv and csv_stats (a table of 1,000,000 and of 500,000 rows with 80 columns). Seconds are of one run;
+CPU seconds are given beside them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 def make_labels(folder: Path, share: float, seed: int = 0) -> dict[str, int]:
     """A folder as OpenImages' V6 comes, but for the images."""
     import pyarrow as pa
-    from pyarrow import csv
+    from pyarrow import csv as arrow
 
     rng = np.random.default_rng(seed)
     images = max(10, round(IMAGES * share))
@@ -47,7 +48,7 @@ def make_labels(folder: Path, share: float, seed: int = 0) -> dict[str, int]:
     schema = pa.schema([(name, pa.string()) for name in ("ImageID", "Source", "LabelName", "Confidence")])
     rows = 0
     file = folder / "oidv6-train-annotations-human-imagelabels.csv"
-    with csv.CSVWriter(file, schema, write_options=csv.WriteOptions(quoting_style="none")) as writer:
+    with arrow.CSVWriter(file, schema, write_options=arrow.WriteOptions(quoting_style="none")) as writer:
         for start in range(0, len(ids), 200_000):
             block = ids[start : start + 200_000]
             each = np.repeat(block, rng.poisson(LABELS / IMAGES, len(block)))
@@ -64,6 +65,17 @@ def make_labels(folder: Path, share: float, seed: int = 0) -> dict[str, int]:
             writer.write_table(pa.table([texts, source, classes, confidence], schema=schema))
             rows += len(each)
     return {"images": len(ids), "classes": CLASSES, "rows": rows, "bytes": file.stat().st_size}
+
+
+def make_table(file: Path, rows: int, seed: int = 0) -> None:
+    """A table of one's own, a column for each of 80 categories: 1, 0, -1 or nothing."""
+    rng, cells = np.random.default_rng(seed), np.array([b"0,", b"1,", b",", b"-1,"])
+    with open(file, "wb") as out:
+        out.write(b"image," + b",".join(b"class%02d" % c for c in range(80)) + b"\n")
+        for start in range(0, rows, 10_000):
+            drawn = cells[rng.choice(4, (min(10_000, rows - start), 80), p=(0.5, 0.1, 0.35, 0.05))]
+            for row, of_row in enumerate(drawn, start):
+                out.write(b"images/%012d.jpg,%b\n" % (row, b"".join(of_row)[:-1]))
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
@@ -148,13 +160,30 @@ def train(folder: Path) -> dict[str, Any]:
     return {**report, **made, **log, "peak_GB": peak()}
 
 
+def csv(folder: Path) -> dict[str, Any]:
+    from gpu_logicmix import open_dataset
+
+    before = resident()
+    file = folder / "table.csv"
+    dataset, report = timed(lambda: open_dataset(f"csv:{file}", on_bad_image="skip"))
+    report |= {"rows": len(dataset), "columns": len(dataset.categories), "bytes": file.stat().st_size}
+    return {**report, "GB": {"before": before, "open": resident(), "peak": peak()}}
+
+
 def stats(folder: Path) -> dict[str, Any]:
-    """The command, with the plot, from its start to its end."""
+    return command("stats", f"openimages:{folder}", "-o", "labels=sparse", "--plot", str(folder / "stats.png"))
+
+
+def csv_stats(folder: Path) -> dict[str, Any]:
+    return command("stats", f"csv:{folder / 'half.csv'}")
+
+
+def command(*arguments: str) -> dict[str, Any]:
+    """A command, from the start of its process to its end."""
     from gpu_logicmix.cli import main
 
-    plot = folder / "stats.png"
-    sys.argv = ["gpu-logicmix", "stats", f"openimages:{folder}", "-o", "labels=sparse", "--plot", str(plot)]
-    screen, sys.stdout = sys.stdout, open(folder / "stats.txt", "w")  # noqa: SIM115
+    sys.argv = ["gpu-logicmix", *arguments]
+    screen, sys.stdout = sys.stdout, open(os.devnull, "w")  # noqa: SIM115
     start = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     try:
         main()
@@ -175,7 +204,14 @@ def first(folder: Path) -> dict[str, Any]:
     return {"open": timed(open_)[1], "peak_GB": peak()}
 
 
-PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {"first": first, "again": measure, "stats": stats, "train": train}
+PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "first": first,
+    "again": measure,
+    "stats": stats,
+    "train": train,
+    "csv": csv,
+    "csv_stats": csv_stats,
+}
 
 
 def child(part: str, folder: Path) -> dict[str, Any]:
@@ -211,6 +247,9 @@ def main() -> None:
         file = RESULTS / "labels.json"
         if file.exists() and options.folder is not None:
             report = {**json.loads(file.read_text()), **report}
+        for part, rows, name in (("csv", 1_000_000, "table.csv"), ("csv_stats", 500_000, "half.csv")):
+            if part in options.parts.split(",") and not (folder / name).exists():
+                make_table(folder / name, round(rows * options.share))
         for part in options.parts.split(","):
             report[part] = child(part, folder)
     report["environment"] = environment(torch.device("cpu"), ("torch", "numpy", "pyarrow"))

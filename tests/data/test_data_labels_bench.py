@@ -23,3 +23,5 @@ def test_script(script, tmp_path, monkeypatch):
     assert again["hide uniform"]["known"] == pytest.approx(0.3 * again["known"], rel=0.05)
     assert set(again) >= {"open", "labels_of 256", "table 256", "fingerprint", "GB"}
     assert [len(report["train"][kind]) for kind in ("epoch", "curriculum")] == [2, 1]
+    assert (report["csv"]["rows"], report["csv"]["columns"]) == (200, 80)
+    assert report["csv_stats"]["seconds"] > 0
