@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,22 @@ def load_index(key: str) -> tuple[dict[str, np.ndarray], dict] | None:
         return arrays, facts["facts"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def made_once(key: str, make: Callable[[], tuple[dict[str, np.ndarray], dict]]) -> tuple[dict[str, np.ndarray], dict]:
+    """What is kept under a key, or is made and kept: by one process, while the others wait for it."""
+    found = load_index(key)
+    if found is not None:
+        return found
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # where nothing can be written, everyone makes it
+            (index_home() / key).mkdir(parents=True, exist_ok=True)
+            stack.enter_context(waited_lock(index_home() / key, "building"))
+        found = load_index(key)
+        if found is None:
+            found = make()
+            save_index(key, *found)
+        return found
 
 
 def save_index(key: str, arrays: dict[str, np.ndarray], facts: dict) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from gpu_logicmix.data.files import Listing, check_choice, check_paths
-from gpu_logicmix.data.index import index_key, load_index, save_index
+from gpu_logicmix.data.index import index_key, made_once
 from gpu_logicmix.data.names import HexNames
 from gpu_logicmix.data.oidcells import read_cells
 from gpu_logicmix.data.sparse import SparseLabels
@@ -72,11 +72,7 @@ def _list_cells(root: Path, split: str, file: Path, trainable: Path, conflict: s
     if not file.exists():
         raise DataError(f"{file}: no such file; is this the right folder, and is everything unpacked?")
     key = index_key("openimages", [file, trainable], {"conflict": conflict, "machine": machine})
-    found = load_index(key)
-    if found is None:
-        found = _build(file, mids, conflict, machine)
-        save_index(key, *found)
-    arrays, facts = found
+    arrays, facts = made_once(key, lambda: _build(file, mids, conflict, machine))
     labels = SparseLabels(arrays["pointers"], arrays["columns"], arrays["values"], len(mids))
     ids = HexNames(arrays["ids"])
     part = next((p for p in PARTS[split] if (root / p).is_dir() or (root / "images" / p).is_dir()), PARTS[split][0])

@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -105,6 +107,21 @@ def test_openimages_second_time_comes_from_its_index(tmp_path, oid_reader, monke
     assert open_dataset(f"openimages:{root}", "train", 16).labels[1].tolist() == [-1, -1, 0]
     monkeypatch.setenv("GPU_LOGICMIX_INDEX", "/proc/nowhere")  # nothing can be kept: no reason to stop
     assert len(open_dataset(f"openimages:{root}", "train", 16)) == 3
+
+
+def test_openimages_is_read_by_one_of_several_processes(tmp_path, monkeypatch):
+    root, read, calls = oid_tree(tmp_path / "oid"), openimages.read_cells, []
+
+    def slowly(*arguments):
+        calls.append(1)
+        time.sleep(0.2)
+        return read(*arguments)
+
+    monkeypatch.setattr(openimages, "read_cells", slowly)
+    with ThreadPoolExecutor(3) as pool:  # locks are of open files: threads wait as processes do
+        found = list(pool.map(lambda _: open_dataset(f"openimages:{root}", "train", 16).fingerprint(), range(3)))
+    assert len(calls) == 1
+    assert found[0] == found[1] == found[2]
 
 
 def test_openimages_without_a_look_at_each_file(tmp_path, monkeypatch, oid_reader):
