@@ -13,6 +13,9 @@ On a CPU it matters where the memory of the result comes from. By default glibc 
 32 MB, and the system hands it out page by page, which takes several times as long as the copy itself; unless a hole of
 that size happens to be left over. `--memory recycled` (the default here) takes that out of the comparison: all memory
 is what the process has already, as with the caching allocator of a GPU. `--memory default` leaves it to glibc.
+
+Where others use the machine as well, `--clock cpu --threads 1` counts the time that the process had a core, and not
+that in which it waited for one.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import argparse
 import itertools
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -37,18 +41,21 @@ SHAPES = [(32, 3, 448, 448), (128, 3, 224, 224), (1024, 3, 64, 64), (8, 3, 448, 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8]
 GROUPS = [(2, 3), (2, 8)]
 CATEGORIES = [80, 9605]
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 MALLOC = {"recycled": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}, "default": {}}
 
 
-def measure_rows(rounds: int, only: str, device: torch.device, progress: Progress, compile: bool = False) -> list[dict]:
-    grid = list(itertools.product(SHAPES, DTYPES, GROUPS[:1] if compile else GROUPS, CATEGORIES[: 1 if compile else 2]))
+def measure_rows(options: argparse.Namespace, device: torch.device, progress: Progress) -> list[dict]:
+    """`--compile` takes a while for each row: only the usual K and number of categories then."""
+    usual = slice(0, 1 if options.compile else None)
+    grid = list(itertools.product(SHAPES, DTYPES, GROUPS[usual], CATEGORIES[usual]))
     named = [(f"{'x'.join(map(str, s))} {str(d)[6:]} K {k[0]}-{k[1]} C {c}", s, d, k, c) for s, d, k, c in grid]
-    named = [row for row in named if only in row[0]]
+    named = [row for row in named if options.only in row[0]]
     rows = []
     for name, *case in progress.track(named, description="methods"):
-        functions = contenders(*case, device) | (compiled(*case, device) if compile else {})
+        functions = contenders(*case, device) | (compiled(*case, device) if options.compile else {})
         kept = working(functions)
-        times = interleave(kept, rounds, device)
+        times = interleave(kept, options.rounds, device, CLOCKS[options.clock])
         clone = median_ms(times["clone"])
         row = {"name": name, "shape": case[0], "dtype": str(case[1])[6:], "k": case[2], "categories": case[3]}
         row["methods"] = {
@@ -66,7 +73,9 @@ def measure_rows(rounds: int, only: str, device: torch.device, progress: Progres
     return rows
 
 
-def measure_growth(rounds: int, device: torch.device, progress: Progress) -> dict[str, dict[int, dict[str, float]]]:
+def measure_growth(
+    options: argparse.Namespace, device: torch.device, progress: Progress
+) -> dict[str, dict[int, dict[str, float]]]:
     """ms of ours and of clone over the batch size (K 2-3) and over k_max (batch 256), at 3x64x64 and 80 categories."""
     growth: dict[str, dict[int, dict[str, float]]] = {"batch": {}, "k_max": {}}
     cases = [("batch", b, b, 3) for b in (64, 128, 256, 512, 1024, 2048, 4096)]
@@ -78,7 +87,8 @@ def measure_growth(rounds: int, device: torch.device, progress: Progress) -> dic
             "clone": lambda images=images, targets=targets: (images.clone(), targets.clone()),
             OURS: lambda mix=mix, images=images, targets=targets: mix(images, targets),
         }
-        growth[over][x] = {name: median_ms(t) for name, t in interleave(calls, 3 * rounds, device).items()}
+        times = interleave(calls, 2 * options.rounds, device, CLOCKS[options.clock])
+        growth[over][x] = {name: median_ms(seconds) for name, seconds in times.items()}
     return growth
 
 
@@ -143,6 +153,7 @@ def plot(data: dict, path: Path) -> None:
         axes.legend(fontsize=8)
     on = data["environment"]
     words = f"{on['device']}, {on['threads']} threads, torch {on['packages']['torch']}, {data['memory']} memory"
+    words += ", CPU time" if data["clock"] == "cpu" else ""
     figure.suptitle(words, fontsize=9)
     figure.savefig(path, dpi=110)
 
@@ -155,6 +166,7 @@ def main() -> None:
     parser.add_argument(
         "--memory", choices=MALLOC, default="recycled", help="where a CPU gets it from (default recycled)"
     )
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what to count (default wall)")
     parser.add_argument("--compile", action="store_true", help="ours under torch.compile too; K 2-3 and 80 categories")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for mix.json and mix.png")
     options = parser.parse_args()
@@ -167,12 +179,13 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     console = Console()
     with Progress(console=console, transient=True) as progress:
-        rows = measure_rows(options.rounds, options.only, device, progress, options.compile)
-        growth = {} if options.only or options.compile else measure_growth(options.rounds, device, progress)
+        rows = measure_rows(options, device, progress)
+        growth = {} if options.only or options.compile else measure_growth(options, device, progress)
     show(rows, console)
     verdict(rows, console)
     if not options.only:
         data = {"environment": environment(device), "memory": options.memory, "rounds": options.rounds}
+        data["clock"] = options.clock
         data |= {"rows": rows, "growth": growth}
         name = "mix-compiled" if options.compile else "mix" if options.memory == "recycled" else "mix-default"
         save_json(data, options.out / f"{name}.json")

@@ -85,17 +85,19 @@ def working(calls: dict[str, Call]) -> dict[str, Call]:
     return kept
 
 
-def interleave(calls: dict[str, Call], rounds: int, device: torch.device) -> dict[str, list[float]]:
+def interleave(
+    calls: dict[str, Call], rounds: int, device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds of each call. All take turns, so that what slows the machine down slows all of them."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds + 1):  # the first turn warms up
         for name, call in calls.items():
             synchronize(device)
-            start = time.perf_counter()
+            start = clock()
             result = call()
             synchronize(device)
             if turn:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
             del result
     return times
 
