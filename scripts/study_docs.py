@@ -10,6 +10,8 @@ and study-pays.svg), each study's results.md, and gpu_logicmix/train/pays.json, 
     tables NAME             all tables of a study
     table NAME / TITLE      one of them
     progress NAME           how many of its runs are finished
+    gains NAME              the gain of LogicMix with each seed
+    order NAME / TITLE      the methods by mAP, beside the paper's order
     points                  the gain of LogicMix in all settings of all studies
     rule                    what follows from them
 """
@@ -52,12 +54,12 @@ def part(what: str, studies: dict[str, list[Row]]) -> str:
         return points_table(gain_points(studies.items()))
     if kind == "rule":
         return rule_words(gain_points(studies.items()))
-    if kind == "progress":
-        return progress(name, studies.get(name, []))
     rows = studies.get(name, [])
+    if kind in ("progress", "gains", "order"):
+        return {"progress": progress, "gains": gains_words, "order": order_table}[kind](name, rows, title)
     found = [t for t in tables(rows) if kind == "tables" or t.title == title] if rows else []
     if kind not in ("table", "tables"):
-        raise ValueError(f"study: {what}: must be tables, table, progress, points or rule")
+        raise ValueError(f"study: {what}: must be tables, table, progress, gains, order, points or rule")
     if not found:
         return "No run of this table is finished yet.\n"
     return "\n".join(table_text(t, titled=kind == "tables") for t in found)
@@ -68,18 +70,55 @@ def table_text(table: Table, titled: bool) -> str:
     return "\n\n".join([*([f"**{safe(table.title)}**"] if titled else []), *blocks]) + "\n"
 
 
-def progress(name: str, rows: list[Row]) -> str:
+def progress(name: str, rows: list[Row], _: str) -> str:
     runs = {plan.folder for plan in distinct(read_study(ROOT / "studies" / f"{name}.toml"))}
     done = runs & {row.run for row in rows}
     return f"{len(done)} of {len(runs)} runs are finished.\n"
 
 
+def gains_words(name: str, rows: list[Row], _: str) -> str:
+    """Seed by seed, and how often it is 5 points or more."""
+    found = {(r.method, r.seed): r.mAP for r in rows if r.mAP is not None}
+    seeds = sorted({seed for _, seed in found if all((m, seed) in found for m in ("plain training", "LogicMix"))})
+    gains = [found["LogicMix", seed] - found["plain training", seed] for seed in seeds]
+    if not gains:
+        return "No pair of runs is finished yet.\n"
+    each = ", ".join(f"{gain:+.1f} (seed {seed})" for gain, seed in zip(gains, seeds, strict=True))
+    many = sum(gain >= 5 for gain in gains)
+    return f"Gain of LogicMix at the end: {each}; 5 points or more with {many} of {len(gains)} seeds.\n"
+
+
+# The paper's table "Comparison of LogicMix to other Mixup-like methods", COCO.
+PAPER = {
+    "no mixing": (75.7, 82.0, 83.4),
+    "Mixup": (62.8, 77.2, 82.1),
+    "Wang et al.": (67.2, 79.5, 84.3),
+    "Multi-label Mixup": (68.1, 79.0, 83.5),
+    "Mixup-PME": (74.2, 81.6, 83.6),
+    "LogicMix": (76.3, 83.5, 85.1),
+}
+
+
+def order_table(name: str, rows: list[Row], title: str) -> str:
+    """Only proportions at which all methods have a run of the first seed."""
+    lines = ["| known | here | the paper |", "|--:|---|---|"]
+    for column, known in enumerate((0.1, 0.5, 0.9)):
+        own = {r.method: r.mAP for r in rows if (r.table, r.known, r.seed) == (title, known, 0) and r.mAP is not None}
+        if PAPER.keys() <= own.keys():
+            here = sorted(PAPER, key=lambda method: -own[method])
+            theirs = sorted(PAPER, key=lambda method: -PAPER[method][column])
+            words = [", ".join(f"{m} {v:.1f}" for m, v in line) for line in (
+                [(m, own[m]) for m in here], [(m, PAPER[m][column]) for m in theirs])]  # fmt: skip
+            lines.append(f"| {known:.0%} | {words[0]} | {words[1]} |")
+    return "\n".join(lines) + "\n" if len(lines) > 2 else "Not all methods have been run yet.\n"
+
+
 def points_table(points: list[Point]) -> str:
-    names = ("study", "table", "known", "images", "known positives per category", "pairs", "gain")
-    heads = f"| {' | '.join(names)} |\n|---|---|{'--:|' * 5}"
+    names = ("study", "table", "known", "images", "positives per category", "pairs", "gain", "gain, chosen epoch")
+    heads = f"| {' | '.join(names)} |\n|---|---|{'--:|' * 6}"
     lines = [
         f"| {p.study} | {safe(p.table)} | {p.known:.0%} | {p.images or 0:,} | {p.positives:.0f} | {len(p.gains)} | "
-        f"{p.gain:+.1f} |"
+        f"{p.gain:+.1f} | {'–' if p.tuned is None else f'{p.tuned:+.1f}'} |"
         for p in sorted(points, key=lambda p: p.positives)
     ]
     return "\n".join([heads, *lines]) + "\n"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -51,6 +52,15 @@ def study(
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Do only part I (from 0) of N: one part per machine.")
     ] = "0/1",
+    on: Annotated[
+        Literal["here", "ray"], typer.Option(help="ray: every run a task of a Ray cluster (RAY_ADDRESS).")
+    ] = "here",
+    cpus: Annotated[
+        float | None, typer.Option(min=0, help="With --on ray: CPUs of a run; its --threads unless given.")
+    ] = None,
+    gpus: Annotated[
+        float | None, typer.Option(min=0, help="With --on ray: GPUs of a run; 1 unless given, if there are any.")
+    ] = None,
     only_report: Annotated[
         bool, typer.Option("--only-report", help="Do not train: tables and plots of the finished runs.")
     ] = False,
@@ -67,6 +77,8 @@ def study(
     Can be stopped at any time: the same command keeps finished runs and resumes the others.
 
         gpu-logicmix study studies/coco-mini.toml --shard 0/2
+
+        gpu-logicmix study studies/paper-mixes.toml --on ray --cpus 8
     """
     from gpu_logicmix.study import plan as studies
     from gpu_logicmix.train.signals import Interrupted
@@ -80,10 +92,13 @@ def study(
     failed = []
     try:
         if not only_report:
-            failed = studies.run_study(planned, out, shard=(part, whole), console=screen.console)
+            failed = _run(planned, out, (part, whole), on, cpus, gpus)
     except Interrupted as stopped:
         screen.say(f"stopped; the same command continues ({printable(stopped)})", "yellow")
         raise typer.Exit(130 if stopped.signum == signal.SIGINT else 0) from None
+    except KeyboardInterrupt:
+        screen.say("stopped; the same command continues", "yellow")
+        raise typer.Exit(130) from None
     rows = studies.collect(planned, out)
     screen.say(f"{len({row.run for row in rows})} of {len({plan.folder for plan in planned})} runs are finished")
     if rows:
@@ -91,6 +106,23 @@ def study(
         screen.say(f"wrote {printable(out / 'index.html')}, results.csv, results.md and plots")
     if failed:
         raise ValueError(f"{len(failed)} runs failed; the first: {failed[0]}")
+
+
+def _run(
+    planned: Sequence[Any], out: Path, shard: tuple[int, int], on: str, cpus: float | None, gpus: float | None
+) -> list[str]:
+    """Here, or on a cluster. Returns a line for each run that failed."""
+    if on == "here":
+        if cpus is not None or gpus is not None:
+            raise ValueError("--cpus and --gpus belong to --on ray")
+        from gpu_logicmix.study.plan import run_study
+
+        return run_study(planned, out, shard=shard, console=screen.console)
+    if shard != (0, 1):
+        raise ValueError("--shard: not with --on ray, which spreads the runs itself")
+    from gpu_logicmix.study.on_ray import run_on_ray
+
+    return run_on_ray(planned, out, cpus=cpus, gpus=gpus, console=screen.console)
 
 
 def _shard(text: str) -> tuple[int, int]:

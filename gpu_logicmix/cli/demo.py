@@ -53,14 +53,14 @@ COLOURS = {"plain": "two", "logicmix": "one"}
 # The same as studies/demo.toml.
 SETTINGS: dict[str, Any] = {
     "data": "shapes",
-    "option": ["count=1000"],
+    "option": ["count=1500"],
     "known": 0.5,
     "size": 64,
     "randaugment": False,
     "model": "test_resnet",
     "weights": "none",
     "head": "linear",
-    "epochs": 60,
+    "epochs": 80,
     "batch_size": 64,
     "accumulate": 1,
     "lr": 5e-3,
@@ -70,11 +70,11 @@ SETTINGS: dict[str, Any] = {
     "keep": "last",  # the best epoch would be chosen by the images it is judged by
     "threads": 1,
     "workers": 0,
-    "eval_every": 2,
+    "eval_every": 4,
 }
 QUICK = {"epochs": 4, "option": ["count=64"], "log_every": 1}
 WHEN = (
-    "LogicMix is for training that overfits many known labels: here 1,000 pictures, each seen 60 times, with half of "
+    "LogicMix is for training that overfits many known labels: here 1,500 pictures, each seen 80 times, with half of "
     "their labels known. With few known labels (10 %), or with so many pictures that plain training does not overfit, "
     "do not expect a gain. docs/study.md has the evidence."
 )

@@ -33,6 +33,7 @@ class Point(NamedTuple):
     images: int | None
     positives: float  # known ones of a category (median), mean over the pairs
     gains: list[float]
+    tuned: float | None = None  # mean gain at the epochs that held-out training images like best
 
     @property
     def gain(self) -> float:
@@ -57,7 +58,9 @@ def gain_points(studies: Iterable[tuple[str, Sequence[Row]]], method: str = METH
             for known, pairs in sorted(groups.items()):
                 mean = statistics.fmean(row.positives or 0.0 for _, row in pairs)
                 gains = [(row.mAP or 0.0) - (other.mAP or 0.0) for other, row in pairs]
-                found.append(Point(study, title, known, pairs[0][1].images, mean, gains))
+                tuned = [r.mAP_tuned - o.mAP_tuned for o, r in pairs if None not in (r.mAP_tuned, o.mAP_tuned)]
+                best = statistics.fmean(tuned) if tuned else None
+                found.append(Point(study, title, known, pairs[0][1].images, mean, gains, best))
     return found
 
 

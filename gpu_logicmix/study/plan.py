@@ -148,7 +148,7 @@ def run_study(
     failed = []
     with progress_bar(sum(sizes), "study", console=console, period=3600.0) as bar:
         for number, (plan, size) in enumerate(zip(todo, sizes, strict=True), 1):
-            words = f"run {number}/{len(todo)}: {_run_words(plan)}"
+            words = f"run {number}/{len(todo)}: {run_words(plan)}"
             failed += _one_run(plan, out / "runs" / plan.folder, words, sum(sizes[: number - 1]), size, bar, console)
             collect(planned, out, pictures=False)
     return failed
@@ -176,7 +176,7 @@ def _one_run(plan: Planned, folder: Path, words: str, start: int, size: int, bar
     return []
 
 
-def _run_words(plan: Planned) -> str:
+def run_words(plan: Planned) -> str:
     return f"{plan.method}, known {plan.known:g}, seed {plan.seed}"
 
 

@@ -93,7 +93,8 @@ def make_scheduler(
         # first 1/accumulate runs, and the rate hardly falls.
         length = config.epochs * steps if config.schedule == "authors" else updates
         rates = [group["lr"] for group in optimizer.param_groups]
-        total = max(length, 2) + 1
+        # One more than there are updates, so that the last one has a rate above 0; theirs never gets there.
+        total = max(length, 2) + (config.schedule == "onecycle")
         # 1cycle divides by the length of both its phases, counted in updates less one.
         rise = min(max(config.warmup, 1.5 / total), 1 - 1.5 / total)
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=total, pct_start=rise)

@@ -253,7 +253,7 @@ def test_the_authors_schedule_runs_a_quarter_of_the_cycle(tmp_path):
     config = make_config(TINY | {"schedule": "authors", "accumulate": 4, "epochs": 60, "option": ["count=320"]})
     run = loop.Training(config, tmp_path, world(), lambda text: None)
     oracle = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=config.lr)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(oracle, config.lr, total_steps=60 * 40 + 1, pct_start=0.2)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(oracle, config.lr, epochs=60, steps_per_epoch=40, pct_start=0.2)
     rates = []
     for _ in range(60 * 10):
         assert run.optimizer.param_groups[-1]["lr"] == pytest.approx(oracle.param_groups[0]["lr"], rel=1e-9)
