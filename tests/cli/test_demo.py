@@ -67,7 +67,7 @@ def test_prints_what_was_measured(done):
 def test_the_setting_is_the_one_of_the_study():
     """The evidence is for what the demo runs."""
     planned = read_study(ROOT / "studies" / "demo.toml")
-    assert {plan.seed for plan in planned} == {11, 12, 13, 14, 15}
+    assert {plan.seed for plan in planned} == {21, 22, 23, 24, 25}
     for plan in planned:
         name = {"plain training": "plain", "LogicMix": "logicmix"}[plan.method]
         own = asdict(demo.demo_configs(Path("x"), seed=plan.seed, device=None)[name])
