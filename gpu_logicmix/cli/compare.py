@@ -81,24 +81,13 @@ def study(
         gpu-logicmix study studies/paper-mixes.toml --on ray --cpus 8
     """
     from gpu_logicmix.study import plan as studies
-    from gpu_logicmix.train.signals import Interrupted
 
-    part, whole = _shard(shard)
     planned = studies.read_study(file, **given(data=data, weights=weights, cache=cache, device=device, threads=threads))
     out = out or Path("studies") / "results" / file.stem
     if show_plan:
         studies.print_plan(planned, out, screen.console, images_per_second)
         return
-    failed = []
-    try:
-        if not only_report:
-            failed = _run(planned, out, (part, whole), on, cpus, gpus)
-    except Interrupted as stopped:
-        screen.say(f"stopped; the same command continues ({printable(stopped)})", "yellow")
-        raise typer.Exit(130 if stopped.signum == signal.SIGINT else 0) from None
-    except KeyboardInterrupt:
-        screen.say("stopped; the same command continues", "yellow")
-        raise typer.Exit(130) from None
+    failed = [] if only_report else _run(planned, out, _shard(shard), on, cpus, gpus)
     rows = studies.collect(planned, out)
     screen.say(f"{len({row.run for row in rows})} of {len({plan.folder for plan in planned})} runs are finished")
     if rows:
@@ -112,17 +101,24 @@ def _run(
     planned: Sequence[Any], out: Path, shard: tuple[int, int], on: str, cpus: float | None, gpus: float | None
 ) -> list[str]:
     """Here, or on a cluster. Returns a line for each run that failed."""
-    if on == "here":
-        if cpus is not None or gpus is not None:
-            raise ValueError("--cpus and --gpus belong to --on ray")
-        from gpu_logicmix.study.plan import run_study
-
-        return run_study(planned, out, shard=shard, console=screen.console)
-    if shard != (0, 1):
-        raise ValueError("--shard: not with --on ray, which spreads the runs itself")
     from gpu_logicmix.study.on_ray import run_on_ray
+    from gpu_logicmix.study.plan import run_study
+    from gpu_logicmix.train.signals import Interrupted
 
-    return run_on_ray(planned, out, cpus=cpus, gpus=gpus, console=screen.console)
+    if on == "here" and (cpus is not None or gpus is not None):
+        raise ValueError("--cpus and --gpus belong to --on ray")
+    if on == "ray" and shard != (0, 1):
+        raise ValueError("--shard: not with --on ray, which spreads the runs itself")
+    try:
+        if on == "ray":
+            return run_on_ray(planned, out, cpus=cpus, gpus=gpus, console=screen.console)
+        return run_study(planned, out, shard=shard, console=screen.console)
+    except Interrupted as stopped:
+        screen.say(f"stopped; the same command continues ({printable(stopped)})", "yellow")
+        raise typer.Exit(130 if stopped.signum == signal.SIGINT else 0) from None
+    except KeyboardInterrupt:
+        screen.say("stopped; the same command continues", "yellow")
+        raise typer.Exit(130) from None
 
 
 def _shard(text: str) -> tuple[int, int]:
