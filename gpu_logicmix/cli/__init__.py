@@ -39,6 +39,7 @@ COMMANDS = {
     "fit": Entry("fit", "Train", "Train a model, evaluate it after each epoch, and write a report."),
     "cft": Entry("runs", "Train", "Category-wise fine-tuning of a finished run."),
     "decide": Entry("runs", "Train", "Fit a threshold per category and a temperature on held-out known labels."),
+    "prior": Entry("runs", "Train", "Estimate how often each category is present, for --loss csl."),
     "evaluate": Entry("runs", "Use a run", "Evaluate a finished run: mAP, AP per category, precision, recall, F1."),
     "predict": Entry("predict", "Use a run", "Predict the categories of images with a finished run."),
     "export": Entry("export", "Use a run", "Export the model of a finished run, and check the result against it."),

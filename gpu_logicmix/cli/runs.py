@@ -1,4 +1,4 @@
-"""Commands on a finished run: evaluate, cft, decide, report."""
+"""Commands on a finished run: evaluate, cft, decide, prior, report."""
 
 from __future__ import annotations
 
@@ -157,6 +157,47 @@ def decide(
         (loss, loss_after), (ece, ece_after) = found.log_loss, found.ece
         screen.say(f"log loss {loss:.4f} → {loss_after:.4f}, calibration error {ece:.2%} → {ece_after:.2%}")
     write_report(run)
+
+
+def prior(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option(help="File to write: a row per category, Classes,avg_pred.")] = Path("prior.csv"),
+    threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="Only for the table: the option threshold of the loss.")
+    ] = 0.5,
+    device: Device = "auto",
+    threads: Threads = None,
+    batch_size: BatchSize = None,
+) -> None:
+    """Estimate how often each category is present, for --loss csl.
+
+    CSL takes an unknown label as a weak negative, but ignores those of categories whose prior is above its threshold.
+    Known labels tell the prior only where labels are missing at random (then --loss-option prior=known will do). Else
+    it comes from a short first run that ignores unknown labels: its mean probability over the training images,
+    un-augmented and unmixed.
+
+        gpu-logicmix fit coco:PATH --known 0.1 --loss csl --loss-option mode=ignore --epochs 5 --out runs/first
+
+        gpu-logicmix prior runs/first --out prior.csv
+
+        gpu-logicmix fit coco:PATH --known 0.1 --loss csl --loss-option prior=prior.csv --out runs/csl
+    """
+    from gpu_logicmix.train.prior import prior_of_run
+
+    options = given(device=device, threads=threads, batch_size=batch_size)
+    found = prior_of_run(run, out, console=screen.console, **options)
+    if int(os.environ.get("RANK", 0)):
+        return
+    table = Table("category", "prior")
+    order = found.prior.argsort(descending=True).tolist()
+    for c in ends(order, False):
+        row = (f"… {len(order) - 16} more", "") if c is None else (shown(found.categories[c]), f"{found.prior[c]:.2%}")
+        table.add_row(*row)
+    screen.console.print(table)
+    above = int((found.prior > threshold).sum())
+    screen.say(f"wrote {printable(out)}: {len(order)} categories, from {found.images:,} images")
+    screen.say(f"{above} of them are above {threshold:g}: --loss csl ignores unknown labels of these")
+    screen.say(f"train with it: --loss csl --loss-option prior={printable(out)} --loss-option threshold={threshold:g}")
 
 
 def report(run: RunFolder) -> None:

@@ -22,10 +22,13 @@ mlcpl gives NaN, and a NaN logit under a known label gives NaN where mlcpl silen
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpu_logicmix.losses import closed_form
 from gpu_logicmix.losses.base import LOSSES, PartialLoss, check_at_least_zero, check_probability
 
 
@@ -150,6 +153,13 @@ class PartialAsymmetricLoss(PartialLoss):
         self.gamma_neg, self.gamma_pos, self.clip = gamma_neg, gamma_pos, clip
         self.alpha_pos, self.alpha_neg = alpha_pos, alpha_neg
         self.discard_focal_grad = discard_focal_grad
+
+    def costs(self, logits: Tensor, present: Tensor, absent: Tensor, mixed: Tensor | None) -> Tensor:
+        plain = self.discard_focal_grad and self.alpha_pos == self.alpha_neg == 1 and not present.requires_grad
+        if plain and closed_form.applies(self.gamma_pos, self.gamma_neg, self.clip):
+            terms = partial(self.terms, mixed=None)
+            return closed_form.clipped_cells(logits, present, absent, self.gamma_neg, self.clip, terms)
+        return super().costs(logits, present, absent, mixed)
 
     def terms(self, logits: Tensor, mixed: Tensor | None) -> tuple[Tensor, Tensor]:
         positive, negative = asymmetric_terms(

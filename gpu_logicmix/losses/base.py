@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from gpu_logicmix.labels import is_unknown
+from gpu_logicmix.losses.everyone import Everyone, world
 from gpu_logicmix.registry import Registry
 
 LOSSES = Registry("loss", "gpu_logicmix.losses", given=("reduction", "unknown"))
@@ -65,6 +66,9 @@ class Loss(nn.Module):
 
     writes_labels = False  # True: wants `table`, the pseudo-labels of the run, and writes to it
     table: Any = None
+    # True: all processes call it in step, so that what it ranks or takes means over is the batch of all. A run sets it.
+    together = False
+    _capacity: int | None = None
 
     def __init__(self, reduction: str = "mean", *, unknown: float = -1) -> None:
         super().__init__()
@@ -79,6 +83,18 @@ class Loss(nn.Module):
     def set_epoch(self, epoch: int, epochs: int | None = None) -> None:
         """At the start of an epoch, counted from 0."""
         self.epoch, self.epochs = epoch, self.epochs if epochs is None else epochs
+
+    def everyone(self, rows: int, device: torch.device) -> Everyone | None:
+        """The rows of all processes; None where there are those of this one alone."""
+        if not self.together or world()[1] == 1:
+            return None
+        if self._capacity is None:
+            self._capacity = Everyone.agree(rows, device)
+        return Everyone(rows, self._capacity, device)
+
+    def groups(self, mixed: Tensor | None, rows: Tensor) -> Tensor | None:
+        """`mixed`, or that none is: a process without images has no plan of a mix, and must go with the others."""
+        return rows.new_zeros(len(rows), dtype=torch.bool) if mixed is None and self.together else mixed
 
     def cells(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss of each label [B, C] (or of each category [C], where it is no sum over labels), and how many count.
@@ -141,17 +157,22 @@ class PartialLoss(Loss):
         """What "mean" divides the sum by (a tensor on the device)."""
         return self._count(self._known(targets))
 
+    def costs(self, logits: Tensor, present: Tensor, absent: Tensor, mixed: Tensor | None) -> Tensor:
+        """What each label costs, [B, C]; `present` and `absent` say how much it is either."""
+        positive, negative = self.terms(logits, mixed)
+        return present * positive + absent * negative
+
     def cells(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
-        positive, negative = self.terms(output.logits, batch.mixed)
+        logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
         unknown = is_unknown(batch.targets, self.unknown)
-        y = batch.targets.masked_fill(unknown, 0).to(positive.dtype)
-        # Sums of products: on a CPU they take a fifth of the time of masks and choices.
-        if self.assume_negative:
-            known = torch.ones_like(unknown)
-            loss = y * positive + (1 - y) * negative
+        if batch.targets.is_floating_point() or self.unknown != -1:
+            y = batch.targets.masked_fill(unknown, 0).to(logits.dtype)
         else:
-            known = ~unknown
-            loss = y * positive + (known.to(y.dtype) - y) * negative
+            y = batch.targets.clamp(min=0).to(logits.dtype)  # the same, in half the time on a CPU
+        known = torch.ones_like(unknown) if self.assume_negative else ~unknown
+        # Sums of products: on a CPU they take a fifth of the time of masks and choices.
+        not_y = 1 - y if self.assume_negative else known.to(y.dtype) - y
+        loss = self.costs(logits, y, not_y, batch.mixed)
         if self.normalize is not None:
             loss = loss * self._weight(known.sum(1, keepdim=True).to(loss.dtype), known.shape[1])
         return loss, self._count(known)

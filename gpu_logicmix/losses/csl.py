@@ -31,6 +31,7 @@ from torch import Tensor
 from gpu_logicmix.labels import is_unknown
 from gpu_logicmix.losses.asymmetric import check_mixed, focal_term
 from gpu_logicmix.losses.base import LOSSES, Batch, Loss, Output, check_at_least_zero, check_probability
+from gpu_logicmix.losses.everyone import total
 
 MODES = ("selective", "ignore", "negative")
 KNOWN = "known"  # a prior from the known labels
@@ -121,15 +122,24 @@ class ClassAwareSelectiveLoss(Loss):
 
     def ignored(self, logits: Tensor, unknown: Tensor, mixed: Tensor | None) -> Tensor:
         """[B, C] bool: the unknown labels that do not count in mode "selective"."""
-        most = min(self.topk * len(logits), logits.numel())
-        found = torch.zeros_like(unknown)
-        for group in [None] if mixed is None or not self.per_group else [mixed, ~mixed]:
+        everyone = self.everyone(len(logits), logits.device)
+        found, mixed = torch.zeros_like(unknown), self.groups(mixed, logits) if self.per_group else None
+        for group in [None] if mixed is None else [mixed, ~mixed]:
             eligible = unknown if group is None else unknown & group[:, None]
-            best = logits.masked_fill(~eligible, -torch.inf).flatten().topk(most).indices
+            ranked = logits.masked_fill(~eligible, -torch.inf)
+            samples = None if group is None else group.sum()
+            if everyone is not None:
+                ranked = everyone.all(ranked, fill=-torch.inf)
+                samples = everyone.valid.sum() if samples is None else total(samples)
+            most = min(self.topk * len(ranked), ranked.numel())
+            best = ranked.flatten().topk(most).indices
             first = torch.ones_like(best, dtype=torch.bool)
-            if group is not None:
-                first = torch.arange(most, device=best.device) < self.topk * group.sum()
-            found |= torch.zeros_like(unknown).flatten().scatter_(0, best, first).view_as(unknown) & eligible
+            if samples is not None:
+                first = torch.arange(most, device=best.device) < self.topk * samples
+            chosen = torch.zeros_like(ranked, dtype=torch.bool).flatten().scatter_(0, best, first).view_as(ranked)
+            if everyone is not None:
+                chosen = chosen[everyone.own]
+            found[: len(chosen)] |= chosen & eligible[: len(chosen)]
         if self.prior is not None and len(self.prior) == logits.shape[1]:
             # Labels of such categories are ranked with the others, as in the authors' code.
             found |= unknown & (self.prior.to(logits.device) > self.threshold)

@@ -18,7 +18,7 @@ Where the released code and this one part: it also rejects or corrects *known* l
 unknown ones; here no known label is ever treated, nor an unknown one that costs nothing. Its LL-Cp runs as LL-Ct, since
 a name is compared with `is`; here it corrects labels for good. "mean" is over all labels, treated ones included.
 
-k is counted over one forward pass: that of one process, and of one of several accumulated batches.
+k is counted over the samples of all processes, and over one of several accumulated batches.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch import Tensor
 from gpu_logicmix.labels import is_unknown
 from gpu_logicmix.losses.asymmetric import PartialAsymmetricLoss, PartialBCELoss, check_mixed
 from gpu_logicmix.losses.base import LOSSES, Batch, Loss, Output, PartialLoss, check_at_least_zero
+from gpu_logicmix.losses.everyone import total
 
 BASES = {"bce": PartialBCELoss, "asl": PartialAsymmetricLoss}
 RULES = ("paper", "released", "mlcpl")
@@ -86,7 +87,8 @@ class _LargeLoss(Loss):
 
     def large(self, losses: Tensor, unknown: Tensor, mixed: Tensor | None) -> Tensor:
         """[B, C] bool: the labels to treat."""
-        if mixed is None or not self.per_group:
+        mixed = self.groups(mixed, losses) if self.per_group else None
+        if mixed is None:
             return self._large(losses, unknown, losses.numel())
         found = torch.zeros_like(unknown)
         for group in (mixed, ~mixed):
@@ -94,15 +96,21 @@ class _LargeLoss(Loss):
         return found
 
     def _large(self, losses: Tensor, eligible: Tensor, cells: int | Tensor) -> Tensor:
+        everyone = self.everyone(len(losses), losses.device)
         if self.rule == "paper":
             cells = eligible.sum()
         eligible = eligible & (losses > 0)
         if self.rule == "mlcpl":
-            wanted = (eligible.sum(dtype=torch.float64) * self.share).round().clamp(min=1)
+            cells = eligible.sum()
+        cells = torch.zeros((), dtype=torch.float64, device=losses.device) + cells
+        costs = losses.masked_fill(~eligible, -torch.inf)
+        if everyone is not None:
+            cells, costs = total(cells), everyone.all(costs, fill=-torch.inf)
+        if self.rule == "mlcpl":
+            wanted = (cells * self.share).round().clamp(min=1)
         else:
-            cells = torch.zeros((), dtype=torch.float64, device=losses.device) + cells
             wanted = (cells * self.share - 1e-9).ceil()  # less a little: 0.3 * 10 is 3, not 3.0000000000000004
-        ranked = losses.masked_fill(~eligible, -torch.inf).flatten().sort(descending=True).values
+        ranked = costs.flatten().sort(descending=True).values
         place = (wanted.long() - 1).clamp(min=0, max=len(ranked) - 1)
         limit = ranked.index_select(0, place.view(1))
         if self.rule == "mlcpl":

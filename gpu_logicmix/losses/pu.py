@@ -12,7 +12,7 @@ For each category, with the logits z of a batch:
     loss = w * log(mean(f)) - mean over known positives of log(f)
 
 The loss of a batch is the sum over categories; it can be negative. "mean" divides it by their number. It is no sum over
-labels: means are over one forward pass, that of one process and of one of several accumulated batches.
+labels: means are over the samples of all processes, and of one of several accumulated batches.
 
 mean(f) stands for how often the category is present. So it, and the standard deviation, are taken over original samples
 alone where others are mixed; known positives are taken from both.
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from gpu_logicmix.losses.asymmetric import check_mixed
 from gpu_logicmix.losses.base import LOSSES, Batch, Loss, Output, check_at_least_zero
+from gpu_logicmix.losses.everyone import summed, total
 
 TINY = 1e-10  # below this, mean(f) has no logarithm
 COLDEST = 1e-3  # the temperature of a category whose logits are all alike, which would be 0
@@ -52,29 +53,33 @@ class VariationalPULoss(Loss):
         """The loss of each category, [C]."""
         check_mixed(batch.mixed, output.logits)
         logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
-        original = _original(batch.mixed, logits)
+        original = self._original(batch.mixed, logits)
         scaled = logits / self.temperature(logits.detach(), original)
-        mean = _mean(scaled.sigmoid(), original).clamp(min=TINY)
+        mean = self._mean(scaled.sigmoid(), original).clamp(min=TINY)
         positive = (batch.targets == 1).to(logits.dtype)
-        from_positives = (positive * F.logsigmoid(scaled)).sum(0) / positive.sum(0).clamp(min=1)
+        from_positives = self._mean(F.logsigmoid(scaled), positive)
         loss = mean.detach() ** self.gamma * mean.log() - from_positives
         return loss, torch.full((), logits.shape[1], dtype=loss.dtype, device=loss.device)
 
     def temperature(self, logits: Tensor, original: Tensor) -> Tensor:
         """[C]."""
-        variance = _mean((logits - _mean(logits, original)) ** 2, original)
+        variance = self._mean((logits - self._mean(logits, original)) ** 2, original)
         return (self.alpha * variance.sqrt()).clamp(min=COLDEST, max=1)
 
+    def _original(self, mixed: Tensor | None, logits: Tensor) -> Tensor:
+        """[B, 1] of 1 for original samples and 0 for mixed ones; all 1 where all are mixed."""
+        if mixed is None and not self.together:
+            return logits.new_ones(len(logits), 1)
+        original = logits.new_ones(len(logits), dtype=torch.bool) if mixed is None else ~mixed
+        none = (total(original.sum()) if self.together else original.sum()) == 0
+        return (original | none)[:, None].to(logits.dtype)
 
-def _original(mixed: Tensor | None, logits: Tensor) -> Tensor:
-    """[B, 1] of 1 for original samples and 0 for mixed ones; all 1 where all are mixed."""
-    if mixed is None:
-        return logits.new_ones(len(logits), 1)
-    return (~mixed | mixed.all())[:, None].to(logits.dtype)
-
-
-def _mean(values: Tensor, weight: Tensor) -> Tensor:
-    return (values * weight).sum(0) / weight.sum().clamp(min=1)
+    def _mean(self, values: Tensor, weight: Tensor) -> Tensor:
+        """[C], over samples, by weights [B, 1] or [B, C]."""
+        top, count = (values * weight).sum(0), weight.sum(0)
+        if self.together:
+            top, count = summed(top), total(count)
+        return top / count.clamp(min=1)
 
 
 def consistency_cells(logits: Tensor, soft: Tensor) -> Tensor:

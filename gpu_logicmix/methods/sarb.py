@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gpu_logicmix.losses.base import Batch, LossSum, Output
+from gpu_logicmix.losses.everyone import random_integers
 from gpu_logicmix.methods.base import HEADS
-from gpu_logicmix.methods.everyone import random_integers
 from gpu_logicmix.methods.prototypes import PrototypeHead
 from gpu_logicmix.methods.transfer import Step, Terms, partial_bce
 

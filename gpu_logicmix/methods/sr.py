@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from gpu_logicmix.labels import is_unknown
 from gpu_logicmix.losses.base import Batch, Loss, LossSum, Output, check_at_least_zero, check_probability
+from gpu_logicmix.losses.everyone import total as over_all
 from gpu_logicmix.methods.base import HEADS, Head
 
 
@@ -78,5 +79,7 @@ class SaliencyRegularization(Head):
         total, count = both[0].total + both[1].total, both[0].count + both[1].count
         labels, sure = weak_labels(weak, batch.targets, self.tau)
         own = F.binary_cross_entropy_with_logits(strong.to(labels.dtype), labels, reduction="none")
-        own = own.masked_fill(~sure, 0).sum() / sure.sum().clamp(min=1)
-        return LossSum(total + self.weight * own * count, count)
+        # A run divides the sum of all processes' totals by the sum of their counts.
+        sums = over_all(torch.stack((sure.sum(), count)).float())
+        own = own.masked_fill(~sure, 0).sum() / sums[0].clamp(min=1) * sums[1]
+        return LossSum(total + self.weight * own, count)

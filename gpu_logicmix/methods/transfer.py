@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_logicmix.losses.base import Batch, LossSum, Output
-from gpu_logicmix.methods.everyone import Everyone, random_integers, total
+from gpu_logicmix.losses.everyone import Everyone, random_integers, total
 from gpu_logicmix.methods.semantic import SemanticHead
 
 Terms = list[tuple[float | Tensor, LossSum]]  # losses and their weights

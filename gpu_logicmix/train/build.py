@@ -126,6 +126,7 @@ def make_augment(config: Config, model: Classifier, device: torch.device, one_pa
 
 def prepare_methods(config: Config, model: Classifier, loss: Loss, train_set: ImageDataset) -> None:
     """Let loss and head see the known labels before the first step: priors, graphs."""
+    loss.together = True  # one step of all processes is one call on each
     if type(loss).prepare is not Loss.prepare:
         loss.prepare(matrix_of(train_set.labels, f"loss {config.loss}"), train_set.categories)
     vectors = None

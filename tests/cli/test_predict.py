@@ -17,7 +17,7 @@ from gpu_logicmix.data.shapes import CATEGORIES
 from gpu_logicmix.decisions import read_decisions
 from gpu_logicmix.metrics import precision_recall
 from gpu_logicmix.train.decide import decide
-from gpu_logicmix.train.inputs import open_tune
+from gpu_logicmix.train.inputs import open_train, open_tune
 from gpu_logicmix.train.predict import Predictions, evaluate_run, load_run
 
 OPTIONS = (
@@ -171,6 +171,25 @@ def test_decide_with_a_precision(trained, tmp_path):
     assert code
     assert "--precision 1.5: must be above 0 and at most 1" in output
     assert decide(trained, threads=1) == read_decisions(trained)  # fitted again: the same
+
+
+def test_prior_is_the_mean_probability_of_training_images(trained, tmp_path):
+    output = good("prior", trained, "--out", tmp_path / "prior.csv", "--threshold", 0.4, "--threads", 1)
+    assert f"--loss-option prior={tmp_path / 'prior.csv'} --loss-option threshold=0.4" in " ".join(output.split())
+    config, model, categories, _ = load_run(trained, "model")
+    dataset, _ = open_train(config)
+    assert len(dataset) == 200  # without the images to tune by
+    with torch.inference_mode():
+        expected = model(dataset[range(200)][0].float().div(255)).sigmoid().mean(0)
+    with open(tmp_path / "prior.csv", newline="") as file:
+        found = {row["Classes"]: float(row["avg_pred"]) for row in csv.DictReader(file)}
+    assert found == pytest.approx(dict(zip(categories, expected.tolist(), strict=True)), abs=1e-5)
+    assert f"{sum(p > 0.4 for p in found.values())} of them are above 0.4" in output
+    loss = ["--loss", "csl", "--loss-option", f"prior={tmp_path / 'prior.csv'}", "--epochs", 1]
+    good("fit", "shapes", *OPTIONS.split(), *loss, "--out", tmp_path / "second")
+    code, output = command("prior", trained, "--out", tmp_path / "none" / "prior.csv")
+    assert code == 1
+    assert "there is no folder" in output
 
 
 def test_export_of_a_run(trained, tmp_path):

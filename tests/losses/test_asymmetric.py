@@ -164,6 +164,22 @@ def test_durand_normalisation(normalize):
     torch.testing.assert_close(each.sum(), summed)
 
 
+def test_the_worked_weights_of_durand():
+    """g(s) = -4.45 s + 5.45, as a sample with the share s of its labels known weighs more."""
+    loss = PartialBCELoss("sum", normalize=(-4.45, 5.45, 1.0))
+    for known, weight in ((1, 5.005), (5, 3.225), (10, 1.0)):
+        targets = torch.full((1, 10), -1.0)
+        targets[0, :known] = 1
+        expected = weight / 10 * known * math.log(2)
+        assert loss(torch.zeros(1, 10), targets).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_worked_numbers_of_the_decoupled_loss():
+    logits, targets = torch.tensor([[1.0, -1.0]] * 2), torch.tensor([[1, 0]] * 2)
+    cells = DecoupledAsymmetricLoss(reduction="none")(logits, targets, torch.tensor([False, True]))
+    assert cells.flatten().tolist() == pytest.approx([0.313262, 0.000568, 0.001639, 0.313262], abs=1e-6)
+
+
 def test_durand_known_weighs_samples_alike():
     """The mean over a sample's known labels, so that one with few labels counts as much as one with many."""
     logits = torch.tensor([[0.3, 1.0, -2.0, 0.5], [1.5, 0.0, 0.0, 0.0]])

@@ -40,6 +40,13 @@ def test_worked_numbers(loss, epoch, value):
     assert at(loss, epoch)(Z, Y).item() == pytest.approx(value, abs=5e-7)
 
 
+def test_what_is_selected_in_the_worked_example():
+    losses = torch.nn.functional.softplus(Z)  # of labels that are taken as absent
+    large = at(LargeLossRejection(20, rule="released"), 1).large(losses, Y == -1, None)
+    assert large.nonzero().tolist() == [[0, 2], [1, 0]]
+    assert losses[large].min().item() == pytest.approx(0.974077, abs=1e-6)
+
+
 def test_more_to_reject_than_is_unknown():
     """The released code returns 0.0 here: it also drops all known labels."""
     loss = at(LargeLossRejection(20, "none", rule="released"), 4)  # a share of 0.8: 7 labels, of which 4 are unknown

@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpu_logicmix.losses import LOSSES, Batch, LossSum, Output
@@ -130,27 +132,32 @@ def test_all_labels_alike_and_small_batches(name, options, what, shape):
 
 
 @every_loss
-@pytest.mark.parametrize("options", [OPTIONS, GROUPED], ids=["together", "grouped"])
-@pytest.mark.parametrize("epoch", [0, 1, 3, 1000])
-def test_known_labels_are_never_dropped_or_turned(name, options, epoch):
+@settings(max_examples=40, deadline=None)
+@given(
+    labels=st.lists(st.lists(st.sampled_from([-1, 0, 1]), min_size=6, max_size=6), min_size=1, max_size=6),
+    seed=st.integers(0, 10_000),
+    scale=st.sampled_from([0.1, 3.0, 8.0, 50.0]),
+    epoch=st.sampled_from([0, 1, 3, 1000]),
+    per_group=st.booleans(),
+)
+def test_known_labels_are_never_dropped_or_turned(name, labels, seed, scale, epoch, per_group):
     """Their cost is what it would be with nothing unknown around them, in any epoch, whatever their logits."""
-    if name == "pu-mlc":
-        pytest.skip("takes no known negatives by definition; its positives: test_pu")
-    loss = make(name, options, reduction="none")
+    loss = make(name, GROUPED if per_group else OPTIONS, reduction="none")
     loss.set_epoch(epoch)
-    for seed in range(20):
-        logits, targets, mixed = some_batch(seed, scale=8.0)
-        known = targets != -1
-        found = loss(logits, targets, mixed=mixed)
-        for value in (0, 1):
-            alone = loss(logits, torch.full_like(targets, value), mixed=mixed)
-            mask = targets == value
-            assert torch.equal(found[mask], alone[mask])
-        _, gradient = value_and_gradient(loss, logits, targets, mixed=mixed)
-        assert (gradient[targets == 1] <= 0).all()  # a known positive never pushes its logit down
-        if name != "hill":  # of which that is the idea
-            assert (gradient[targets == 0] >= 0).all()
-        assert known.any()
+    logits, _, mixed = some_batch(seed, batch=len(labels), scale=scale)
+    targets = torch.tensor(labels)
+    _, gradient = value_and_gradient(loss, logits, targets, mixed=mixed)
+    if name == "pu-mlc":  # takes no known negatives by definition; a known positive pulls its logit up
+        pulled = value_and_gradient(loss, logits, targets.masked_fill(targets == 1, -1), mixed=mixed)[1] - gradient
+        assert (pulled[targets == 1] >= 0).all()
+        return
+    found = loss(logits, targets, mixed=mixed)
+    for value in (0, 1):
+        alone = loss(logits, torch.full_like(targets, value), mixed=mixed)
+        assert torch.equal(found[targets == value], alone[targets == value])
+    assert (gradient[targets == 1] <= 0).all()  # a known positive never pushes its logit down
+    if name != "hill":  # of which that is the idea
+        assert (gradient[targets == 0] >= 0).all()
 
 
 @every_loss

@@ -19,6 +19,13 @@ def test_worked_numbers():
     loss = VariationalPULoss(alpha=1, gamma=0.55, reduction="sum")
     assert loss(Z, Y).item() == pytest.approx(-0.580101, abs=1e-6)
     ones = torch.ones(3, 1)
+    mean = Z.sigmoid().mean(0)
+    assert mean.tolist() == pytest.approx([0.549913, 0.349142], abs=1e-6)
+    assert (mean**0.55).tolist() == pytest.approx([0.719717, 0.560597], abs=1e-6)
+    first = VariationalPULoss(alpha=1, gamma=0.55, reduction="none")(Z, torch.zeros_like(Y))  # without positives
+    assert first.tolist() == pytest.approx(
+        [w * math.log(m) for w, m in ((0.719717, 0.549913), (0.560597, 0.349142))], abs=2e-6
+    )
     assert loss.temperature(Z, ones).tolist() == [1, 1]
     assert loss.temperature(Z * 0.3, ones).tolist() == pytest.approx([0.374166, 0.489898], abs=1e-6)
 

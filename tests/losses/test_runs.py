@@ -1,4 +1,4 @@
-"""Whole runs with the losses of the field, BoostLU, SR and PU-MLC: trained, stopped and resumed, in two processes."""
+"""Whole runs with the losses of the field, BoostLU, SR and PU-MLC: trained, stopped and resumed."""
 
 import os
 import signal
@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import ranks
 from oracles import same
 from rich.console import Console
 
-from gpu_logicmix import CurriculumLabels
 from gpu_logicmix.study.plan import read_study
 from gpu_logicmix.train import loop
 from gpu_logicmix.train.checkpoint import read_checkpoint
@@ -72,56 +70,6 @@ def test_stopped_in_an_epoch_and_resumed_is_bit_equal(name, tmp_path, monkeypatc
     whole, resumed = (read_checkpoint(tmp_path / each / "last.pt") for each in ("whole", "resumed"))
     for key in ("model", "ema", "optimizer", "scheduler", "curriculum", "step"):
         assert same(whole[key], resumed[key]), key
-
-
-PLAIN = """
-    fit shapes -o count=40 --size 32 --known 0.5 --model test_vit --weights none --mix none --no-flip --no-randaugment
-    --epochs 3 --no-cft --no-cl --log-every 5 --workers 0 --threads 1 --accumulate 1 --head linear
-"""
-EXACT = {  # whose loss is a sum over labels, each for itself
-    "splc": ["--loss", "splc"],
-    "hill": ["--loss", "hill"],
-    "csl": ["--loss", "csl", "--loss-option", "mode=negative"],
-    "boostlu": ["--loss", "bce", "--head", "boostlu"],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXACT)
-def test_two_processes_and_accumulation_are_one_batch(name, tmp_path):
-    """Without chance in the input, and without batch norm, which would see another batch in each process."""
-    arguments = [*PLAIN.split(), *EXACT[name]]
-    one = ranks(tmp_path, 1, *arguments, "--batch-size", 8, "--out", tmp_path / "one")
-    two = ranks(tmp_path, 2, *arguments, "--batch-size", 4, "--out", tmp_path / "two")
-    parts = ranks(tmp_path, 1, *arguments, "--batch-size", 4, "--accumulate", 2, "--out", tmp_path / "parts")
-    for command in (*one, *two, *parts):
-        assert command.process.exitcode == 0, command.text
-    first, *others = (read_checkpoint(tmp_path / each / "last.pt")["model"] for each in ("one", "two", "parts"))
-    for other in others:
-        for key, value in first.items():
-            torch.testing.assert_close(other[key], value, atol=1e-5, rtol=1e-4, msg=key)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ll-cp", "sr", "pu-mlc head"])
-def test_two_processes_train(name, tmp_path):
-    """Those that select, or take means, over one forward pass: another split of a batch is another result."""
-    given = METHODS[name]
-    arguments = [*PLAIN.split(), "--loss", given["loss"], "--batch-size", 4, "--out", tmp_path / "two"]
-    arguments += ["--head", given.get("head", "linear")]
-    for option in given.get("loss_option", ()):
-        arguments += ["--loss-option", option]
-    for command in ranks(tmp_path, 2, *arguments):
-        assert command.process.exitcode == 0, command.text
-    checkpoint = read_checkpoint(tmp_path / "two" / "last.pt")
-    assert checkpoint["step"] == 15
-    if name == "ll-cp":
-        table = checkpoint["curriculum"]
-        again = CurriculumLabels(table["known"])
-        again.load_state_dict(table)
-        rows = marks(checkpoint).any(1).nonzero()[:, 0]
-        assert len(rows) > 10  # of either process: each has had half of the samples in an epoch
-        assert torch.equal(again.lookup(rows) == 1, (table["known"][rows] == 1) | marks(checkpoint)[rows])
 
 
 @pytest.mark.slow

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpu_logicmix.losses import Batch
+from gpu_logicmix.losses import Batch, LargeLossRejection
 from gpu_logicmix.methods import HEADS
 from gpu_logicmix.methods.boostlu import BoostLU, boosted_logits
 from gpu_logicmix.models.classifier import build_model
@@ -41,6 +42,14 @@ def test_on_a_backbone():
     assert model(images, Batch(torch.zeros(2, 3))).logits.shape == (2, 3)
     with pytest.raises(ValueError, match="no last linear layer"):
         model.embed(images)
+
+
+def test_no_host_sync():
+    head = HEADS.make("boostlu", [], 8, 4)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        images, batch = torch.empty(6, 8, 3, 3, device="cuda"), Batch(torch.empty(6, 4, device="cuda"))
+        total, _ = head.to("cuda").training_step(head, [images], batch, LargeLossRejection())
+        assert total.device.type == "cuda"
 
 
 def test_bad_arguments_are_named():

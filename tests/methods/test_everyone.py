@@ -9,8 +9,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from gpu_logicmix.losses.base import Batch, LossSum
+from gpu_logicmix.losses.everyone import Everyone
 from gpu_logicmix.methods.base import HEADS
-from gpu_logicmix.methods.everyone import Everyone
 
 OPTIONS = ["words=7", "width=none", "joint=5", "out=9", "start=1", "contrast=0.5"]
 pytestmark = pytest.mark.slow  # two processes

@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.nn import functional as F
 
 from gpu_logicmix.losses.base import Batch, LossSum
+from gpu_logicmix.losses.everyone import Everyone, random_integers
 from gpu_logicmix.methods import dsrb, hst, prototypes, sarb, sst, transfer
 from gpu_logicmix.methods.base import HEADS
-from gpu_logicmix.methods.everyone import Everyone, random_integers
 
 SMALL = ["words=7", "width=12", "joint=5", "out=9"]
 TRANSFER = ["sst", "hst", "sarb", "dsrb"]
@@ -43,6 +43,8 @@ def test_partial_bce_of_the_worked_example():
     z, t = torch.tensor([[0.0, 1, -1, 2]]), torch.tensor([[1, -1, 0, 0.5]])
     loss = transfer.partial_bce(z, t)
     assert mean(loss) == pytest.approx(1.044446, abs=1e-6)
+    cells = [transfer.partial_bce(z[:, c], t[:, c]).total.item() for c in range(4)]
+    assert cells == pytest.approx([0.693147, 1.313262, 0, 1.126928], abs=1e-6)
     assert loss.count == 3
     assert mean(transfer.partial_bce(z, torch.zeros(1, 4))) == 0
 

@@ -66,3 +66,5 @@ def test_the_papers_vectors_of_coco_are_in_the_order_of_ids(shared):
     vectors = read_word_vectors(shared / "data" / "glove" / "coco_840b.npy", [str(i) for i in range(80)])
     assert vectors.shape == (80, 300)
     assert vectors[15, 0].item() == pytest.approx(-0.15067, abs=1e-5)  # cat
+    other = np.load(shared / "data" / "glove" / "mlgcn_coco.npz")  # of ML-GCN: another release, in alphabetical order
+    assert other["vectors_6b"][20, 0] == pytest.approx(-0.29353, abs=1e-5)  # cat

@@ -1,4 +1,4 @@
-"""The batch of all processes, for methods whose losses or state look at pairs of samples.
+"""The batch of all processes, for losses and methods that rank labels, take means, or look at pairs of samples.
 
 Rows are in the order that one process with the whole batch has them in: its row `i` is row `i // world` of process
 `i % world`, as the loader deals them out. A method that computes on these rows, on every process alike, computes what
@@ -27,6 +27,11 @@ def total(numbers: Tensor) -> Tensor:
     return numbers
 
 
+def summed(numbers: Tensor) -> Tensor:
+    """The sum over all processes, with gradients."""
+    return _Sum.apply(numbers) if world()[1] > 1 else numbers
+
+
 class Everyone:
     """Rows of all processes. A process with fewer rows than others, where images could not be read, pads them.
 
@@ -51,14 +56,14 @@ class Everyone:
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return 1 << max(int(most) - 1, 0).bit_length()
 
-    def all(self, rows: Tensor) -> Tensor:
-        """[rows, ...] of this process -> [G, ...] of all, with gradients; padded with zeros."""
+    def all(self, rows: Tensor, fill: float = 0) -> Tensor:
+        """[rows, ...] of this process -> [G, ...] of all, with gradients; padded with `fill`."""
         if self.world == 1:
             return rows
         rows = rows[: self.capacity]
         missing = self.capacity - len(rows)
         if missing:
-            rows = torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:])))
+            rows = torch.cat((rows, rows.new_full((missing, *rows.shape[1:]), fill)))
         return _Gather.apply(rows)
 
     def reversed(self) -> Tensor:
@@ -83,6 +88,18 @@ class _Gather(torch.autograd.Function):
         gradient = gradient.contiguous().clone()
         dist.all_reduce(gradient)
         return gradient.unflatten(0, (-1, ctx.world))[:, ctx.rank]
+
+
+class _Sum(torch.autograd.Function):
+    """A process's part has a gradient from what all processes make of the sum."""
+
+    @staticmethod
+    def forward(ctx, numbers: Tensor) -> Tensor:
+        return total(numbers)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return total(gradient)
 
 
 def random_integers(number: Tensor, seed: Tensor) -> Tensor:
