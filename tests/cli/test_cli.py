@@ -59,7 +59,10 @@ def test_stats_of_sparse_labels_and_pack(tmp_path):
     )
     assert code == 0, text
     assert "sparse" in text
-    assert "circle" in text
+    dense = run("stats", "shapes", "-o", "count=50", "--known", "0.3")[1]
+    for words in ("circle", "checks", "LogicMix p=0.5", "before  ", "all labels"):
+        (ours,), (theirs,) = ([line.split() for line in t.splitlines() if words in line] for t in (text, dense))
+        assert ours == theirs  # also after mixing
     assert (tmp_path / "a.png").stat().st_size > 5000
     code, text = run(
         "pack", "shapes", "-o", "count=5", "--out", tmp_path / "shards", "--size", "16", "--per-shard", "2"
