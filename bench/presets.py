@@ -5,8 +5,8 @@
 
 A step is forward, loss, the losses of the method's own, backward and the update of the weights, in an epoch in which
 SST and its successors carry labels over, with prototypes at random. Weights are random. Each preset has a process of
-its own; on a CPU its memory is what the process holds at most, less what it held before there was a model. Where a
-batch does not fit, `--batch-size` tries a smaller one.
+its own; on a CPU its memory is what the process holds at most, less what it held before there was a model. A batch that
+does not fit into `--memory` is halved until it does.
 """
 
 from __future__ import annotations
@@ -71,12 +71,18 @@ def one_step(name: str, given: dict, categories: int, threads: int, where: str) 
     }
 
 
-def _in_process(connection, *arguments) -> None:
-    connection.send(one_step(*arguments))
+def _in_process(connection, memory: float, *arguments) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (int(memory * 2**30), resource.RLIM_INFINITY))
+    try:
+        connection.send(one_step(*arguments))
+    except (MemoryError, RuntimeError) as error:
+        if "memory" not in str(error):
+            raise
+        connection.send(None)
 
 
 def measured(*arguments) -> dict | None:
-    """None if the process was killed for its memory."""
+    """None if it does not fit."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_in_process, args=(theirs, *arguments))
@@ -96,6 +102,7 @@ def main(arguments: list[str] | None = None) -> dict:
     parser.add_argument("--categories", type=int, default=80)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--size", type=int)
+    parser.add_argument("--memory", type=float, default=12, metavar="GB", help="of a process on a CPU (default 12)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=RESULTS / "presets.json")
@@ -105,18 +112,23 @@ def main(arguments: list[str] | None = None) -> dict:
     for name in chosen.only:
         key = " ".join([name, *(f"{k}={v}" for k, v in given.items())])
         key += f" categories={chosen.categories}" if chosen.categories != 80 else ""
-        found = measured(name, given, chosen.categories, chosen.threads, chosen.device)
-        steps[key] = found or {"failed": "the process was killed: out of memory"}
+        batch, found = make_config(given, name).batch_size, None
+        wanted = batch
+        while found is None and batch:
+            asked = {**given, "batch_size": batch}
+            found = measured(chosen.memory, name, asked, chosen.categories, chosen.threads, chosen.device)
+            batch //= 2
+        steps[key] = {"batch_wanted": wanted, **(found or {"failed": f"more than {chosen.memory:g} GB"})}
         save_json({"environment": environment(torch.device(chosen.device)), "steps": steps}, chosen.out)
     table = Table("preset", "model", "batch", "seconds", "GB")
     for key, row in steps.items():
-        values = [
-            row["model"],
-            f"{row['batch']} x {row['size']} px",
-            f"{row['seconds']:.0f}",
-            f"{row['gigabytes']:.1f}",
-        ]
-        table.add_row(key, *(values if "model" in row else ["", "", "", row["failed"]]))
+        if "failed" in row:
+            table.add_row(key, "", "", "", row["failed"])
+            continue
+        images = f"{row['batch']} x {row['size']} px"
+        if row["batch"] < row["batch_wanted"]:
+            images += f" ({row['batch_wanted']} do not fit)"
+        table.add_row(key, row["model"], images, f"{row['seconds']:.0f}", f"{row['gigabytes']:.1f}")
     Console().print(table)
     return steps
 

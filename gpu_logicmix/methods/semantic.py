@@ -101,7 +101,8 @@ class GatedGraph(nn.Module):
             update, reset, new = given.chunk(3, -1)
             own_update, own_reset = self.own(state).chunk(2, -1)
             update, reset = (update + own_update).sigmoid(), (reset + own_reset).sigmoid()
-            state = state.lerp(torch.tanh(new + self.new(reset * state)), update)
+            new = torch.tanh(new + self.new(reset * state))
+            state = state.lerp(new.to(state.dtype), update.to(state.dtype))  # mixed precision gives others
         return state
 
 

@@ -108,7 +108,7 @@ def plain_samples(run: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     run.model.eval()
     for index, features in predicted(run.model.features, run.train_set, run.config, alone):
         targets = torch.from_numpy(run.train_set.labels_of(index.cpu()))
-        yield features, targets.to(features.device), index
+        yield features.float(), targets.to(features.device), index  # a head takes them without mixed precision
 
 
 def evaluate_on(

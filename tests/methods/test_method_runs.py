@@ -70,6 +70,17 @@ def test_killed_in_an_epoch_and_resumed_is_bit_equal(head, tmp_path):
         assert same(whole[key], resumed[key]), key
 
 
+@pytest.mark.parametrize("head", OPTIONS)
+def test_with_mixed_precision(head, tmp_path):
+    given = {"amp": "bf16", "epochs": 2, "accumulate": 1, "mix": "none", "cl": False, "eval_every": 2}
+    given |= {"decisions": False, "option": ["count=16"]}
+    loop.fit(config(head, **given), tmp_path / "run", console=Console(quiet=True))
+    model = read_checkpoint(tmp_path / "run" / "last.pt")["model"]
+    assert all(value.isfinite().all() for value in model.values())
+    if head in ("hst", "sarb", "dsrb"):
+        assert model["head.prototypes"].abs().sum() > 0
+
+
 PLAIN = """
     fit shapes -o count=40 --size 32 --known 0.5 --model test_vit --weights none --mix none --no-flip --no-randaugment
     --epochs 3 --no-cft --no-cl --log-every 5 --workers 0 --threads 1 --accumulate 1 --loss bce
