@@ -35,7 +35,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from gpu_logicmix import GPULogicMix
-from gpu_logicmix.augment.peers import COMPILED, OURS, compiled, contenders, working
+from gpu_logicmix.augment.peers import COMPILED, OURS, contenders, working
 
 SHAPES = [(32, 3, 448, 448), (128, 3, 224, 224), (1024, 3, 64, 64), (8, 3, 448, 448)]
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8]
@@ -53,7 +53,7 @@ def measure_rows(options: argparse.Namespace, device: torch.device, progress: Pr
     named = [row for row in named if options.only in row[0]]
     rows = []
     for name, *case in progress.track(named, description="methods"):
-        functions = contenders(*case, device) | (compiled(*case, device) if options.compile else {})
+        functions = contenders(*case, device, options.compile)
         kept = working(functions)
         times = interleave(kept, options.rounds, device, CLOCKS[options.clock])
         clone = median_ms(times["clone"])

@@ -80,11 +80,11 @@ def code() -> str:
 def step() -> str:
     rows = []
     for result in read("step")["rows"]:
-        name = f"{result['model']}, {result['size']} px, batch {result['batch_size']}, {result['threads']} threads"
+        name = f"{result['model']}, {result['size']} px, batch {result['batch_size']}, {result['threads']} thread"
         for variant, row in result["variants"].items():
-            cells = (f"{row['ms']:,.1f}", f"{row['images_per_second']:,.1f}", f"{row['times_bare']:.2f}")
-            rows.append([f"{name}: {variant}", *cells, f"{row['augmentation_cpu_ms']:.1f}"])
-    return table(["", "ms a step", "images/s", "x bare", "augmentation alone, CPU ms"], rows)
+            cells = (f"{row['cpu_ms']:,.1f}", f"{row['cpu_times_bare']:.3f}", f"{row['augmentation_cpu_ms']:.1f}")
+            rows.append([f"{name}: {variant}", *cells])
+    return table(["", "CPU ms a step", "x bare", "augmentation alone, CPU ms"], rows)
 
 
 def share() -> str:

@@ -29,3 +29,10 @@ def test_the_counter_sees_every_pass(script):
             images * 2
             images[::2].clone()
     assert [(name, moved) for _, name, moved in counter.rows] == [("mul", 2 * 8 * 49152), ("clone", 8 * 49152)]
+
+
+def test_the_docs_have_the_tables_of_the_results(script):
+    tables = script("bench/tables.py")
+    page = tables.PAGE.read_text()
+    assert set(tables.TABLES) == {line.split()[2] for line in page.splitlines() if line.startswith("<!-- table ")}
+    assert tables.filled(page) == page, "python bench/tables.py"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlcpl.augs.logic_mix import logic_mix_target
 
 from gpu_logicmix import convert_labels, hide_labels, label_counts, logic_or
-from gpu_logicmix.labels import is_unknown
+from gpu_logicmix.labels import is_unknown, to_bits
 
 NAN = float("nan")
 
@@ -277,3 +277,18 @@ def test_numpy_numbers_say_how_many_are_known(full):
         assert (hide_labels(full, known, seed=1) == hide_labels(full, 0.5, seed=1)).all()
     for known in (np.int64(3), np.uint8(3), (np.int32(3), 3)):
         assert (hide_labels(full, known, protocol="per-class") == hide_labels(full, 3, protocol="per-class")).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.uint8, torch.bool, torch.float16, torch.float32])
+def test_bits_are_those_of_plain_comparisons(dtype):
+    """Whatever the values: within -1 to 1, outside, between, and no number at all."""
+    values = [0, 1] if dtype is torch.bool else [0, 1, 255, 2] if dtype is torch.uint8 else [0, 1, -1]
+    for more in ([], [] if dtype in (torch.bool, torch.uint8) else [3, -128]):
+        pool = torch.tensor(values + more).to(dtype)
+        if dtype.is_floating_point and more:
+            pool = torch.cat([pool, torch.tensor([0.5, 1.5, -0.25, 1.001, torch.nan, torch.inf, -torch.inf]).to(dtype)])
+        for shape in ((5,), (7, 3), (40, 9605), (0, 4)):
+            targets = pool[torch.randint(len(pool), shape)]
+            expected = torch.where(targets == 1, -1, torch.where(targets == 0, 0, 1)).to(torch.int8)
+            assert torch.equal(to_bits(targets), expected)
+            assert torch.equal(to_bits(targets.transpose(0, -1)), expected.transpose(0, -1))

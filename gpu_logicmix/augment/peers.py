@@ -19,12 +19,18 @@ Call = Callable[[], object]
 
 
 def contenders(
-    shape: tuple[int, ...], dtype: torch.dtype, k: tuple[int, int], categories: int, device: torch.device
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    k: tuple[int, int],
+    categories: int,
+    device: torch.device,
+    compiled: bool = False,
 ) -> dict[str, Call]:
     """Name -> a call without arguments that mixes one batch.
 
     `clone` copies images and targets: no method that returns a new batch can be faster. timm writes into the batch it
-    is given and takes class numbers where the others take a label matrix; Kornia takes class numbers too.
+    is given and takes class numbers where the others take a label matrix; Kornia takes class numbers too. `compiled`:
+    ours under `torch.compile` as well, with its draw.
     """
     images = torch.rand(shape, device=device)
     images = (images * 255).to(dtype) if dtype == torch.uint8 else images.to(dtype)
@@ -37,6 +43,10 @@ def contenders(
         "clone": lambda: (images.clone(), targets.clone()),
         OURS: lambda: ours(images, targets),
     }
+    if compiled:
+        torch.compiler.reset()  # torch stops at so many shapes of one function
+        graph = torch.compile(GPULogicMix(k_min=k[0], k_max=k[1]), fullgraph=True, dynamic=False)
+        calls[COMPILED] = lambda: graph(images, targets)
     if (timm := _module("timm.data.mixup")) is not None:
         batch, elem = (timm.Mixup(mixup_alpha=1.0, mode=mode, num_classes=categories) for mode in ("batch", "elem"))
         calls["timm batch"] = lambda: batch(scratch, classes)
@@ -50,18 +60,6 @@ def contenders(
     if (mlcpl := _module("mlcpl.augs.logic_mix")) is not None:
         calls["mlcpl"] = lambda: mlcpl.logic_mix_with_batch(images, with_nan, 0.5, *k)
     return calls
-
-
-def compiled(
-    shape: tuple[int, ...], dtype: torch.dtype, k: tuple[int, int], categories: int, device: torch.device
-) -> dict[str, Call]:
-    """The same call under `torch.compile`, with its draw."""
-    images = torch.rand(shape, device=device)
-    images = (images * 255).to(dtype) if dtype == torch.uint8 else images.to(dtype)
-    targets = torch.randint(-1, 2, (shape[0], categories), device=device).float()
-    torch.compiler.reset()  # torch stops at so many shapes of one function
-    mix = torch.compile(GPULogicMix(k_min=k[0], k_max=k[1]), fullgraph=True, dynamic=False)
-    return {COMPILED: lambda: mix(images, targets)}
 
 
 def _module(name: str):
