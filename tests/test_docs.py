@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import json
 import re
 import shlex
 from pathlib import Path
@@ -15,6 +16,7 @@ from gpu_logicmix.losses.base import LOSSES
 from gpu_logicmix.methods.base import HEADS
 
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 # What a snippet may take as given, because the reader has it.
@@ -66,9 +68,31 @@ def test_examples_in_docstrings_run(name):
 
 
 def test_the_readme_counts_right():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = README
     assert f"{len(LOSSES.names())} losses and {len(HEADS.names())} heads" in text
     assert len(text.splitlines()) <= 150
+
+
+def test_the_readme_compares_by_what_was_measured():
+    """Each column is of one run, and is what that run gave."""
+    rows = {line.split("|")[1].strip(): line.split("|")[-3:-1] for line in README.splitlines() if line.startswith("| ")}
+    results = ROOT / "bench" / "results"
+    mix = json.loads((results / "mix.json").read_text())
+    (row,) = (row for row in mix["rows"] if row["name"] == "32x3x448x448 float32 K 2-3 C 80")
+    randaugment = json.loads((results / "randaugment.json").read_text())["sizes"][0]
+    assert (mix["clock"], mix["environment"]["threads"]) == ("cpu", 1)
+    assert (randaugment["batch"], randaugment["size"]) == (32, 448)
+    for name, mixes, augments in (
+        ("**GPU LogicMix**", ["GPULogicMix"], ["ours, uint8", "ours, float32"]),
+        ("mlcpl (the authors')", ["mlcpl"], []),
+        ("timm `Mixup`", ["timm batch", "timm elem"], []),
+        ("torchvision v2 `MixUp`", ["torchvision"], ["torchvision v2, loop"]),
+        ("Kornia `RandomMixUpV2`", ["Kornia"], ["Kornia, float32"]),
+        ("DALI", [], ["DALI, CPU"]),
+    ):
+        said = [re.findall(r"\d+(?:\.\d+)?", cell) for cell in rows[name]]
+        assert said[0] == [f"{row['methods'][method]['ms']:.1f}" for method in mixes]
+        assert said[1] == [f"{randaugment['milliseconds'][method]:.0f}" for method in augments]
 
 
 def test_every_command_is_in_the_docs():
