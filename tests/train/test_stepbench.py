@@ -155,5 +155,5 @@ def test_script(bench, tmp_path, monkeypatch):
     bench.main()
     found = json.loads(out.read_text())
     assert found["note"] == "busy"
-    assert [row["size"] for row in found["rows"]] == [32]
+    assert [row["size"] for row in found["rows"]] == [32, 64]  # and the demo's network
     assert found["host_syncs"] == {"steps": bench.STEPS, "found": []}
