@@ -140,7 +140,13 @@ def test_presets_take_a_step_at_full_size(name):
 
 
 @pytest.mark.parametrize(
-    ("study", "runs"), [("paper-cooperation", 18), ("paper-architectures", 18), ("coco-64-methods", 11)]
+    ("study", "runs"),
+    [
+        ("paper-cooperation", 18),
+        ("paper-architectures", 18),
+        ("coco-64-methods", 11),
+        ("coco-64-methods-first", 14),
+    ],
 )
 def test_studies_can_be_read(study, runs):
     planned = read_study(STUDIES / f"{study}.toml")
