@@ -5,16 +5,28 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
 from gpu_logicmix.augment.peers import interleave, median_ms
 from gpu_logicmix.machine import machine as cpu_name
+from gpu_logicmix.progress import progress_bar
 
-__all__ = ["RESULTS", "cpu_name", "environment", "interleave", "median_ms", "peak_bytes", "save_json", "versions"]
+__all__ = [
+    "RESULTS",
+    "cpu_name",
+    "environment",
+    "interleave",
+    "median_ms",
+    "peak_bytes",
+    "save_json",
+    "steps",
+    "versions",
+]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -39,6 +51,14 @@ def versions(packages: tuple[str, ...]) -> dict[str, str | None]:
         except PackageNotFoundError:
             found[name] = None
     return found
+
+
+def steps(cases: Sequence, what: str, console: Console) -> Iterator:
+    """The cases, one after the other, with a progress bar."""
+    with progress_bar(len(cases), what, unit=None, console=console) as advance:
+        for case in cases:
+            yield case
+            advance()
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:

@@ -26,11 +26,11 @@ from unittest import mock
 import torch
 from measure import RESULTS, environment, save_json
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_logicmix.cli.demo import SETTINGS
+from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train import loop
 from gpu_logicmix.train.config import Config
 from gpu_logicmix.train.distributed import World, joined_world
@@ -153,10 +153,10 @@ def main() -> None:
     configs = [step_config(model=m, size=s, **shared) for m in options.model for s in options.size]
     configs.append(replace(demo_config(), device=options.device))
     rows = []
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("steps", total=len(configs) * len(VARIANTS) * (options.rounds + 1))
+    turns = len(configs) * len(VARIANTS) * (options.rounds + 1)
+    with progress_bar(turns, "steps", unit=None, console=console) as advance:
         for config in configs:
-            rows.append(measure_step(config, options.rounds, lambda: progress.advance(task)))
+            rows.append(measure_step(config, options.rounds, advance))
             console.print(step_table(rows[-1]))
     console.print(f"LogicMix's share of a step of the demo's network: {mix_share(rows[-1]):.1%} of its CPU time")
     counts = count_operators(configs[0])

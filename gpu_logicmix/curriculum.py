@@ -22,7 +22,7 @@ The table is one int8 tensor on the training device: 82,783 samples with 80 cate
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -246,7 +246,7 @@ def _as_labels(name: str, labels: Tensor | np.ndarray) -> Tensor:
     return labels.to(torch.int8, copy=True).contiguous()
 
 
-def _check_same_known(module: CurriculumLabels, state: dict, prefix: str, *_) -> None:
+def _check_same_known(module: CurriculumLabels, state: dict, prefix: str, *_: Any) -> None:
     known = state.get(prefix + "known")
     if known is None or known.shape != module.known.shape:
         return  # load_state_dict has its own words for these

@@ -32,6 +32,10 @@ class Bar:
     def __call__(self, count: float = 1) -> None:
         self.progress.advance(self.task, count)
 
+    def beside(self, total: float, what: str) -> Bar:
+        """Another bar, below this one."""
+        return Bar(self.progress, total, what, 0)
+
     def set(self, what: str | None = None, done: float | None = None, total: float | None = None) -> None:
         """Other words beside the bar, or another place on it."""
         words = {} if what is None else {"description": printable(what)}

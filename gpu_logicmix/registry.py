@@ -26,6 +26,15 @@ Class = TypeVar("Class", bound=type)
 _SWITCH = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
 
 
+def imported(option: str, name: str) -> Any:
+    """What MODULE:NAME names; None if the module has no such thing. option: what to call it in an error."""
+    module, _, own = name.rpartition(":")
+    try:
+        return getattr(importlib.import_module(module), own, None)
+    except ImportError as error:
+        raise ValueError(f"{option}={name!r}: cannot import {module!r} ({error})") from None
+
+
 class Registry:
     """Classes of one kind by name.
 
@@ -60,16 +69,13 @@ class Registry:
 
     def find(self, name: str) -> type:
         """The class of that name, or of `module:name`."""
-        module, colon, own = name.rpartition(":")
-        if colon:
-            try:
-                imported = importlib.import_module(module)
-            except ImportError as error:
-                raise ValueError(f"{self.kind}={name!r}: cannot import {module!r} ({error})") from None
-            cls = self._classes.get(own) or getattr(imported, own, None)
-            if not isinstance(cls, type):
+        if ":" in name:
+            found = imported(self.kind, name)  # registers its methods
+            found = self._classes.get(name.rpartition(":")[2]) or found
+            if not isinstance(found, type):
+                module, _, own = name.rpartition(":")
                 raise ValueError(f"{self.kind}={name!r}: {module} has no {self.kind} {own!r}")
-            return cls
+            return found
         names = self.names()
         if name not in names:
             near = difflib.get_close_matches(name, names, 1, 0.6)

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: where the real data is, and which devices to test on."""
 
+import functools
 import importlib.util
 import inspect
 import os
@@ -75,7 +76,8 @@ def _is_slow(function, seen: set) -> bool:
 
 
 def pytest_collection_modifyitems(items) -> None:
+    is_slow = functools.cache(lambda function: _is_slow(function, set()))
     for item in items:
         fixtures = [found[-1].func for found in item._fixtureinfo.name2fixturedefs.values()]
-        if any(_is_slow(function, set()) for function in (item.function, *fixtures)):
+        if any(is_slow(function) for function in (item.function, *fixtures)):
             item.add_marker(pytest.mark.slow)

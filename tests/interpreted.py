@@ -37,7 +37,7 @@ def oracle(table, index, size, weight):
 def images():
     cases = 0
     shapes = [(3, 5, 7), (3, 16, 16), (1, 9, 13), (3, 32, 32)]
-    for k, (source, out), last, weighted in itertools.product(range(1, 9), PAIRS, (False, True), (False, True)):
+    for k, (source, out), last, weighted in itertools.product((1, 2, 3, 5, 8), PAIRS, (False, True), (False, True)):
         shape = shapes[cases % len(shapes)]
         torch.manual_seed(cases)
         table = torch.rand(5, *shape)

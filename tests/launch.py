@@ -11,8 +11,12 @@ import socket
 import sys
 import time
 import traceback
+from multiprocessing import forkserver
 from pathlib import Path
 
+from remembered import remember
+
+remember(40)  # of processes that are forked, each would draw them again
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["launch", "gpu_logicmix.cli.fit", "gpu_logicmix.train.loop", "gpu_logicmix.report.preview"]
@@ -34,11 +38,25 @@ _PLAIN = """
 SMALL, PLAIN = _SMALL.split(), _PLAIN.split()
 
 
+def serve() -> None:
+    """Start the server, if there is none yet. It finds this file only by PYTHONPATH before Python 3.12.4."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [before])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
 def _main(arguments: list[str], output: str, environment: dict[str, str], limit: int | None, hook) -> None:
     os.setsid()  # Ctrl-C goes to a group of processes: one that the tests are not in
     for name, number in (("out", 1), ("err", 2)):
         os.dup2(os.open(f"{output}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.environ.update(environment)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, and so would this process
     if limit is not None:
         import resource
 
@@ -74,6 +92,7 @@ class Command:
         self.output = Path(folder) / f"output-{Command.count}"
         environment = {"COLUMNS": "200", "GPU_LOGICMIX_DEBUG": "", **environment}
         values = (list(map(str, arguments)), str(self.output), {k: str(v) for k, v in environment.items()}, limit, hook)
+        serve()
         self.process = CONTEXT.Process(target=_main, args=values)
         self.process.start()
 

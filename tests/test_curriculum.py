@@ -301,6 +301,7 @@ def test_two_processes_make_the_table_of_one(tmp_path):
     epochs[1][5:9] = NAN
     epochs[2][3, :2] = torch.tensor([INF, -INF])
     torch.save((targets, epochs), tmp_path / "case.pt")
+    launch.serve()
     mp.start_processes(one_rank, (2, str(tmp_path)), nprocs=2, start_method=launch.CONTEXT.get_start_method())
     for select in SELECTIONS:
         alone = CurriculumLabels(targets, select=select)

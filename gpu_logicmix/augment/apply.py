@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ _ROW = 4096
 
 
 @cache
-def _triton():
+def _triton() -> ModuleType | None:
     """The module with the kernels; None where Triton is not installed."""
     try:
         from gpu_logicmix.augment import kernels

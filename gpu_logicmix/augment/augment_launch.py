@@ -45,7 +45,7 @@ def _layout(images: Tensor) -> tuple[int, int, int, bool]:
     return channels, height, width, channels > 1 and not images.is_contiguous()
 
 
-def _on(device: torch.device):
+def _on(device: torch.device) -> contextlib.AbstractContextManager:
     """Launch on the tensors' device and its current stream."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
@@ -105,7 +105,7 @@ def statistics(images: Tensor, operations: Tensor, codes: int, stats: Tensor) ->
 
 
 @statistics.register_fake
-def _(images, operations, codes, stats):
+def _(images: Tensor, operations: Tensor, codes: int, stats: Tensor) -> None:
     return None
 
 
@@ -117,7 +117,9 @@ def tables(
 
 
 @tables.register_fake
-def _(stats, operations, signs, height, width, whole, strength):
+def _(
+    stats: Tensor, operations: Tensor, signs: Tensor, height: int, width: int, whole: list[int], strength: float
+) -> Tensor:
     return stats.new_empty(stats.shape[0], stats.shape[1] - 1, 256, dtype=torch.uint8)
 
 
@@ -135,7 +137,15 @@ def apply(
 
 
 @apply.register_fake
-def _(images, operations, signs, mirror, tables, whole, numbers):
+def _(
+    images: Tensor,
+    operations: Tensor,
+    signs: Tensor,
+    mirror: Tensor | None,
+    tables: Tensor,
+    whole: list[int],
+    numbers: list[float],
+) -> Tensor:
     return torch.empty_like(images)
 
 

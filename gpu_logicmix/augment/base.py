@@ -83,14 +83,14 @@ class Mix(nn.Module):
             plan = self.plan(images.shape[0], images.device)
         return self._mix(images, targets, plan)
 
-    def _draw(self, batch_size: int, device) -> MixPlan:
+    def _draw(self, batch_size: int, device: torch.device | str | None) -> MixPlan:
         """Two samples of each group, the first with the share that `_share` draws."""
         index = draw_groups(batch_size, 2, batch_size, device, self.generator)
         share = self._share(batch_size, device)
         size = torch.full((batch_size,), 2, device=device)
         return MixPlan(index, size, size > 1, torch.stack([share, 1 - share], dim=1))
 
-    def _share(self, batch_size: int, device) -> Tensor:
+    def _share(self, batch_size: int, device: torch.device | str | None) -> Tensor:
         raise NotImplementedError
 
     def _mix(self, images: Tensor, targets: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor]:

@@ -172,7 +172,7 @@ def launch_or(targets: Tensor, index: Tensor, size: Tensor, unknown: float, assu
     return out.view(torch.bool) if targets.dtype == torch.bool else out
 
 
-def _on(device: torch.device):
+def _on(device: torch.device) -> contextlib.AbstractContextManager:
     """Launch on the tensors' device and its current stream."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
@@ -192,7 +192,16 @@ def mix_rows(
 
 
 @mix_rows.register_fake
-def _(table, index, size, weight, scale, shift, inner, dtype):
+def _(
+    table: Tensor,
+    index: Tensor,
+    size: Tensor,
+    weight: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    inner: int,
+    dtype: torch.dtype,
+) -> Tensor:
     return table.new_empty(index.shape[0], table.shape[1], dtype=dtype)
 
 
@@ -202,5 +211,5 @@ def or_rows(targets: Tensor, index: Tensor, size: Tensor, unknown: float, assume
 
 
 @or_rows.register_fake
-def _(targets, index, size, unknown, assume):
+def _(targets: Tensor, index: Tensor, size: Tensor, unknown: float, assume: int) -> Tensor:
     return targets.new_empty(index.shape[0], targets.shape[1])

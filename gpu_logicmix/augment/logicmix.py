@@ -12,6 +12,8 @@ Classification", 2024.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -91,7 +93,7 @@ class GPULogicMix(Mix):
         extra = (("bank", 0), ("partners", "distinct"), ("unknown_as", "unknown"))
         return text + "".join(f", {n}={getattr(self, n)!r}" for n, usual in extra if getattr(self, n) != usual)
 
-    def _draw(self, batch_size: int, device) -> MixPlan:
+    def _draw(self, batch_size: int, device: torch.device | str | None) -> MixPlan:
         pool, seen = batch_size, None
         if self._bank is not None and self._bank.seen is not None:
             pool, seen = batch_size + self._bank.count(device), self._bank.seen.to(device, copy=True)
@@ -118,12 +120,12 @@ class GPULogicMix(Mix):
         if self._bank is not None:
             self._bank.clear()
 
-    def _save_to_state_dict(self, destination, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._bank is not None and not prefix:
             destination.update(self._bank.state())
 
-    def _load_from_state_dict(self, state_dict, prefix: str, *args) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if self._bank is not None:
             names = [key for key in state_dict if key.startswith(f"{prefix}bank_")]
             saved = {key[len(prefix) :]: state_dict.pop(key) for key in names}

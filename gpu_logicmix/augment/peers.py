@@ -9,6 +9,7 @@ import importlib
 import statistics
 import time
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 
@@ -62,7 +63,7 @@ def contenders(
     return calls
 
 
-def _module(name: str):
+def _module(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
     except ImportError:

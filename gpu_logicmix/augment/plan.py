@@ -60,7 +60,9 @@ def draw_with_replacement(
     return torch.cat([index, _random_bits(batch_size, k - 1, device, generator) % pool], dim=1)
 
 
-def _random_bits(rows: int, columns: int, device, generator) -> Tensor:
+def _random_bits(
+    rows: int, columns: int, device: torch.device | str | None, generator: torch.Generator | None
+) -> Tensor:
     """63 random bits each, so that the remainder is uniform for every pool that fits into memory."""
     return torch.randint(2**63 - 1, (rows, columns), device=device, **random_source(generator))
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +61,7 @@ CPU_PIECE = 2**20
 
 
 @cache
-def _triton():
+def _triton() -> Any:
     """The module that launches the kernels; None where Triton is not installed."""
     try:
         from gpu_logicmix.augment import augment_launch
@@ -270,7 +270,7 @@ class RandAugment(nn.Module):
         y = shear_y + sin * (width / height), cos, shear_y
         return affine_warp(images, torch.stack([*x, *y], dim=1).view(-1, 2, 3), self.interpolation, fill)
 
-    def _magnitudes(self, images: Tensor):
+    def _magnitudes(self, images: Tensor) -> Any:
         """What the kernels on a GPU need to know."""
         channels, height, width = images.shape[1:]
         names = ["Identity" if name == "Color" and channels == 1 else name for name in self.ops]

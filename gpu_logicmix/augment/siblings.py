@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,13 +28,13 @@ class Mixup(Mix):
     sample; the options `unknown`, `generator`, `validate`, `normalize` and `out_dtype` are as in `GPULogicMix`.
     """
 
-    def __init__(self, alpha: float = 0.2, **options) -> None:
+    def __init__(self, alpha: float = 0.2, **options: Any) -> None:
         super().__init__(**options)
         if not isinstance(alpha, Real) or not alpha > 0:
             raise ValueError(f"alpha={alpha}: must be above 0")
         self.alpha = float(alpha)
 
-    def _share(self, batch_size: int, device) -> Tensor:
+    def _share(self, batch_size: int, device: torch.device | str | None) -> Tensor:
         # Beta as a ratio of Gammas. Gamma(alpha) = Gamma(alpha + 1) * U^(1 / alpha) in logarithms, because for small
         # alpha both would underflow to 0.
         source = random_source(self.generator)
@@ -59,18 +60,18 @@ class OrMixup(Mix):
 
     alternate = True
 
-    def __init__(self, lam: float = 0.5, **options) -> None:
+    def __init__(self, lam: float = 0.5, **options: Any) -> None:
         super().__init__(**options)
         self.lam = check_share("lam", lam)
 
-    def _share(self, batch_size: int, device) -> Tensor:
+    def _share(self, batch_size: int, device: torch.device | str | None) -> Tensor:
         return torch.full((batch_size,), self.lam, device=device)
 
 
 class MultiLabelMixup(Mix):
     """Gao et al.: each sample with another one, share uniform from 0 to 1, labels by OR with unknown as absent."""
 
-    def _share(self, batch_size: int, device) -> Tensor:
+    def _share(self, batch_size: int, device: torch.device | str | None) -> Tensor:
         return torch.rand(batch_size, device=device, **random_source(self.generator))
 
 
@@ -78,11 +79,11 @@ class MixupPME(Mix):
     """Dong et al.: each sample with another one, share uniform from `alpha` to 1; an unknown label counts 0.5 in the
     mean, and stays unknown where the sample's own is. The labels come back soft, as from `Mixup`."""
 
-    def __init__(self, alpha: float = 0.75, **options) -> None:
+    def __init__(self, alpha: float = 0.75, **options: Any) -> None:
         super().__init__(**options)
         self.alpha = check_share("alpha", alpha)
 
-    def _share(self, batch_size: int, device) -> Tensor:
+    def _share(self, batch_size: int, device: torch.device | str | None) -> Tensor:
         return self.alpha + (1 - self.alpha) * torch.rand(batch_size, device=device, **random_source(self.generator))
 
     def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:

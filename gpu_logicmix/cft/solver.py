@@ -113,7 +113,16 @@ class Adam:
             tensor[heads] = new
 
 
-def _adam_step(gradient, parameter, first, second, step, lr, betas, eps) -> None:
+def _adam_step(
+    gradient: Tensor,
+    parameter: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: Tensor,
+    lr: Tensor,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
     """In place, as torch.optim.Adam, with a step number and a learning rate for each row."""
     first.lerp_(gradient, 1 - betas[0])
     second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])

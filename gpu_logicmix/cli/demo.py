@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from gpu_logicmix.augment.logicmix import GPULogicMix
@@ -33,6 +32,7 @@ from gpu_logicmix.data import ImageDataset
 from gpu_logicmix.errors import RunError, shown
 from gpu_logicmix.files import write_whole
 from gpu_logicmix.metrics import average_precision
+from gpu_logicmix.progress import Bar, progress_bar
 from gpu_logicmix.report.charts import Series, chart_series, line_chart
 from gpu_logicmix.report.figures import batch_figures
 from gpu_logicmix.report.listing import Listing, changes
@@ -133,16 +133,18 @@ def _remove_run(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- the runs
 def _train(configs: dict[str, Config], out: Path, total: int, console: Console) -> None:
     """Both runs at once, a process each, with a bar for each."""
-    columns = TextColumn("{task.description:<15}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %")
-    columns += TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
     failures: list[str] = []
-    with Progress(*columns, console=console) as progress, contextlib.ExitStack() as stack:
+    names = [f"{METHODS[name][0]:<15}" for name in configs]
+    with (
+        progress_bar(total, names[0], unit=None, console=console, transient=False) as first,
+        contextlib.ExitStack() as stack,
+    ):
         followers = []
-        for name, config in configs.items():
+        bars = [first, *(first.beside(total, name) for name in names[1:])]
+        for (name, config), bar in zip(configs.items(), bars, strict=True):
             process = _start(config, out / name)
             stack.callback(_stop, process)  # also where the demo is interrupted
-            task = progress.add_task(METHODS[name][0], total=total)
-            follower = threading.Thread(target=_follow, args=(process, progress, task, failures), daemon=True)
+            follower = threading.Thread(target=_follow, args=(process, bar, total, failures), daemon=True)
             follower.start()
             followers.append(follower)
         while any(follower.is_alive() for follower in followers) and not failures:
@@ -175,16 +177,16 @@ def _stop(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _follow(process: subprocess.Popen, progress: Progress, task: Any, failures: list[str]) -> None:
+def _follow(process: subprocess.Popen, bar: Bar, total: int, failures: list[str]) -> None:
     """Show what a process says, line by line, until it ends."""
     last = ""
     assert process.stdout is not None
     for line in process.stdout:
         last = line.strip()
         if last.isdecimal():
-            progress.advance(task, int(last))
+            bar(int(last))
     if last == "done":
-        progress.update(task, completed=progress.tasks[task].total)
+        bar.set(done=total)
     else:
         why = last.removeprefix("error: ") if last.startswith("error: ") else "a process of the demo has died"
         failures.append(f"{why}; the same command starts the demo again")

@@ -12,7 +12,7 @@ import io
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -305,7 +305,7 @@ def _read_fast(file: Path, header: list[str]) -> CsvTable | None:
     return table
 
 
-def _block(table: CsvTable, batch) -> np.ndarray | None:
+def _block(table: CsvTable, batch: Any) -> np.ndarray | None:
     """Add the texts of a block of rows to the table and return their labels; None if anything is odd."""
     import pyarrow.compute as pc
 

@@ -111,7 +111,14 @@ def _ground(rng: np.random.Generator, size: int) -> np.ndarray:
     return out
 
 
-def _paint(picture, rng: np.random.Generator, name: str, place, radius: float, opacity: tuple[float, float]) -> None:
+def _paint(
+    picture: np.ndarray,
+    rng: np.random.Generator,
+    name: str,
+    place: np.ndarray,
+    radius: float,
+    opacity: tuple[float, float],
+) -> None:
     """Blend one thing into the picture, touching only the pixels around it."""
     size = len(picture)
     angle, colour = rng.uniform(0, 2 * np.pi), rng.uniform(0, 255, (3, 3)).astype(np.float32)
@@ -139,7 +146,7 @@ def _paint(picture, rng: np.random.Generator, name: str, place, radius: float, o
     patch += (paint - patch) * mask
 
 
-def _distance(name: str, u, v, detail):
+def _distance(name: str, u: np.ndarray, v: np.ndarray, detail: np.ndarray) -> np.ndarray:
     """How far outside the outline a point is, in units of the radius; negative inside."""
     au, av, r = np.abs(u), np.abs(v), np.hypot(u, v)
     if name == "circle":
@@ -179,7 +186,7 @@ def _distance(name: str, u, v, detail):
 _CLUTTER = ("blob", "ellipse", "bar", "arc", "line", "line", "corner")
 
 
-def _pattern(name: str, u, v, detail):
+def _pattern(name: str, u: np.ndarray, v: np.ndarray, detail: np.ndarray) -> np.ndarray:
     """0 or 1 at each point, with soft edges."""
     pitch = 7 + 4 * detail[2]
     if name == "stripes":

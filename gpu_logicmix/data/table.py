@@ -18,6 +18,7 @@ import posixpath
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -195,7 +196,7 @@ def _categories(file: Path, train: Path, table: CsvTable) -> tuple[list[str], Pa
     return categories, source
 
 
-def _in_both(table: CsvTable, rows, names: list[str], train: Path, file: Path, split: str) -> list[str]:
+def _in_both(table: CsvTable, rows: Any, names: list[str], train: Path, file: Path, split: str) -> list[str]:
     """A warning about images to validate on that are also trained on."""
     if split == "train":
         return []

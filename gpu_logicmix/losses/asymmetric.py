@@ -23,6 +23,7 @@ mlcpl gives NaN, and a NaN logit under a known label gives NaN where mlcpl silen
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +85,7 @@ class PartialBCELoss(PartialLoss):
     """Binary cross-entropy on the known labels. `normalize="known"` is the loss of Durand et al.; see `PartialLoss` for
     the keywords."""
 
-    def __init__(self, reduction: str = "mean", *, alpha_pos: float = 1, alpha_neg: float = 1, **shared):
+    def __init__(self, reduction: str = "mean", *, alpha_pos: float = 1, alpha_neg: float = 1, **shared: Any):
         super().__init__(reduction, **shared)
         self.alpha_pos, self.alpha_neg = alpha_pos, alpha_neg
 
@@ -109,7 +110,7 @@ class PartialFocalLoss(PartialLoss):
         alpha_pos: float = 1,
         alpha_neg: float = 1,
         discard_focal_grad: bool = True,
-        **shared,
+        **shared: Any,
     ):
         super().__init__(reduction, **shared)
         check_at_least_zero(gamma=gamma)
@@ -145,7 +146,7 @@ class PartialAsymmetricLoss(PartialLoss):
         alpha_pos: float = 1,
         alpha_neg: float = 1,
         discard_focal_grad: bool = True,
-        **shared,
+        **shared: Any,
     ):
         super().__init__(reduction, **shared)
         check_at_least_zero(gamma_neg=gamma_neg, gamma_pos=gamma_pos)
@@ -188,7 +189,7 @@ class DecoupledAsymmetricLoss(PartialLoss):
         reduction: str = "mean",
         *,
         discard_focal_grad: bool = True,
-        **shared,
+        **shared: Any,
     ):
         super().__init__(reduction, **shared)
         check_at_least_zero(

@@ -7,6 +7,8 @@ one process would, and its state is the same everywhere. With one process everyt
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -76,7 +78,7 @@ class _Gather(torch.autograd.Function):
     """Rows of all processes, interleaved. A row's gradient is the sum of what all processes want of it."""
 
     @staticmethod
-    def forward(ctx, rows: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
         ctx.rank, ctx.world = world()
         given = rows.to(torch.uint8) if rows.dtype is torch.bool else rows.contiguous()
         parts = [torch.empty_like(given) for _ in range(ctx.world)]
@@ -84,7 +86,7 @@ class _Gather(torch.autograd.Function):
         return torch.stack(parts, 1).flatten(0, 1).to(rows.dtype)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         gradient = gradient.contiguous().clone()
         dist.all_reduce(gradient)
         return gradient.unflatten(0, (-1, ctx.world))[:, ctx.rank]
@@ -94,11 +96,11 @@ class _Sum(torch.autograd.Function):
     """A process's part has a gradient from what all processes make of the sum."""
 
     @staticmethod
-    def forward(ctx, numbers: Tensor) -> Tensor:
+    def forward(ctx: Any, numbers: Tensor) -> Tensor:
         return total(numbers)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return total(gradient)
 
 

@@ -23,7 +23,7 @@ k is counted over the samples of all processes, and over one of several accumula
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -132,7 +132,7 @@ class LargeLossRejection(_LargeLoss):
     per_group: rank original and mixed samples apart. Unknown labels of mixed samples are more often present.
     """
 
-    def __init__(self, delta: float = 0.5, reduction: str = "mean", **shared) -> None:
+    def __init__(self, delta: float = 0.5, reduction: str = "mean", **shared: Any) -> None:
         super().__init__(delta, reduction, **shared)
 
     def treat(self, loss: Tensor, present: Tensor, large: Tensor, batch: Batch) -> Tensor:
@@ -149,7 +149,7 @@ class LargeLossCorrection(_LargeLoss):
     rule, base, per_group: as for LL-R.
     """
 
-    def __init__(self, delta: float = 0.2, reduction: str = "mean", *, permanent: bool = False, **shared) -> None:
+    def __init__(self, delta: float = 0.2, reduction: str = "mean", *, permanent: bool = False, **shared: Any) -> None:
         super().__init__(delta, reduction, **shared)
         if permanent and self.rule == "mlcpl":
             raise ValueError("rule='mlcpl' with permanent=True: mlcpl has no LL-Cp; take rule='paper' or 'released'")
@@ -185,5 +185,5 @@ class LargeLossPermanentCorrection(LargeLossCorrection):
     rule, base, per_group: as for LL-R; there is no "mlcpl".
     """
 
-    def __init__(self, delta: float = 0.1, reduction: str = "mean", *, permanent: bool = True, **shared) -> None:
+    def __init__(self, delta: float = 0.1, reduction: str = "mean", *, permanent: bool = True, **shared: Any) -> None:
         super().__init__(delta, reduction, permanent=permanent, **shared)

@@ -5,7 +5,7 @@ Only known labels of the validation images count; predictions that are not finit
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -94,7 +94,9 @@ def judge(run: Run, train: ImageDataset | None) -> Judged | None:
     return Judged(words, notes, _listing(found, ap, order, curves, positives, targets), charts, remark)
 
 
-def _listing(found: Predictions, ap, order, curves, positives, targets) -> Listing:
+def _listing(
+    found: Predictions, ap: Any, order: list[int], curves: Any, positives: Any, targets: np.ndarray
+) -> Listing:
     head = ["category", "", "AP %", "curve"]
     head += ["train positives"] * (positives is not None) + ["val positives"]
     rows = []
@@ -108,7 +110,9 @@ def _listing(found: Predictions, ap, order, curves, positives, targets) -> Listi
     return Listing(head, rows)
 
 
-def _charts(run: Run, logits, targets, ap, order, curves) -> tuple[list[Markup], str]:
+def _charts(
+    run: Run, logits: np.ndarray, targets: np.ndarray, ap: Any, order: list[int], curves: Any
+) -> tuple[list[Markup], str]:
     if not order:
         return [], ""
     names = run.predictions.categories if run.predictions else []

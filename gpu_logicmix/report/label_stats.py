@@ -62,14 +62,14 @@ def _plain(text: str) -> str:
     return str(text).replace("$", r"\$")
 
 
-def _legend_above(axes, columns: int) -> None:
+def _legend_above(axes: Any, columns: int) -> None:
     """Outside the axes, where it covers no data."""
     axes.legend(
         frameon=False, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, handlelength=1
     )
 
 
-def _plot_positives(axes, before: Share, after: Share, order: np.ndarray) -> None:
+def _plot_positives(axes: Any, before: Share, after: Share, order: np.ndarray) -> None:
     x = np.arange(len(order))
     for share, colour, offset in ((before, "#56B4E9", -0.2), (after, PRESENT, 0.2)):
         axes.bar(x + offset, label_counts(share.labels, 0).positive[order], 0.4, color=colour, label=share.title)
@@ -79,7 +79,7 @@ def _plot_positives(axes, before: Share, after: Share, order: np.ndarray) -> Non
     _legend_above(axes, 2)
 
 
-def _plot_others(axes, before: Share, after: Share, order: np.ndarray) -> None:
+def _plot_others(axes: Any, before: Share, after: Share, order: np.ndarray) -> None:
     x = np.arange(len(order))
     for share, marker in ((before, "o"), (after, "s")):
         counts = label_counts(share.labels, 0)
@@ -92,7 +92,7 @@ def _plot_others(axes, before: Share, after: Share, order: np.ndarray) -> None:
     _legend_above(axes, 4)
 
 
-def _plot_means(axes, shares: Sequence[Share], count: int) -> None:
+def _plot_means(axes: Any, shares: Sequence[Share], count: int) -> None:
     """What the labels of an average sample are."""
     left = np.zeros(len(shares))
     y = np.arange(len(shares))[::-1]
@@ -116,7 +116,7 @@ def _plot_means(axes, shares: Sequence[Share], count: int) -> None:
     axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.4, 1), handlelength=1, columnspacing=1)
 
 
-def _plot_histogram(axes, before: Share, after: Share, value: int, name: str) -> None:
+def _plot_histogram(axes: Any, before: Share, after: Share, value: int, name: str) -> None:
     counts = [(share.labels == value).sum(1) for share in (before, after)]
     top = max(int(c.max(initial=0)) for c in counts)
     bins = np.arange(top + 2) - 0.5 if top <= 40 else np.linspace(-0.5, top + 0.5, 41)

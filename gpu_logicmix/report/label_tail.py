@@ -45,7 +45,7 @@ def tail_figure(before: LabelCounts, after: LabelCounts, mixing: str, title: str
     return figure
 
 
-def _line(axes, edges: np.ndarray, values: np.ndarray, name: str, lowest: float = 0.5, **style: Any) -> None:
+def _line(axes: Any, edges: np.ndarray, values: np.ndarray, name: str, lowest: float = 0.5, **style: Any) -> None:
     """The median of what lies close in rank: from category to category numbers scatter, and would fill the plot."""
     middle = [np.median(values[a - 1 : b - 1]) for a, b in pairwise(edges)]
     at = [(a + b - 1) / 2 for a, b in pairwise(edges)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -116,7 +116,7 @@ def _label_lines(targets: Tensor, categories: Sequence[str], caption: str, width
     return [*lines, (f"{absent} absent", ABSENT_TEXT)]
 
 
-def _wrap(words: Sequence[str], head: str, font, width: int, most: int) -> list[str]:
+def _wrap(words: Sequence[str], head: str, font: Any, width: int, most: int) -> list[str]:
     """`words` with commas in lines no wider than `width`; what does not fit into `most` lines is counted."""
     lines, line = [], head
     for at, word in enumerate(words):
@@ -134,7 +134,7 @@ def _wrap(words: Sequence[str], head: str, font, width: int, most: int) -> list[
     return [*lines, line] if line else lines
 
 
-def _shorten(word: str, font, width: int) -> str:
+def _shorten(word: str, font: Any, width: int) -> str:
     """Without its middle, where it is too wide: of a path, the file name says most."""
     if font.getlength(word) <= width:
         return word

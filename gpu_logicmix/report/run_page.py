@@ -9,7 +9,7 @@ is templates/run.html; here is what it shows.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -317,7 +317,7 @@ def _fine_tuning(run: Run) -> dict[str, Any] | None:
     return {"tiles": tiles, "kept": _kept_weights(run), "skipped": skipped, "lists": _tuned_lists(run, name)}
 
 
-def _tuned_lists(run: Run, name) -> list[tuple[str, Listing]]:
+def _tuned_lists(run: Run, name: Callable[[int], str]) -> list[tuple[str, Listing]]:
     lists = []
     for title, key in (("Validation images", "evaluation"), ("Held-out known training labels", "ap")):
         both = zip(_list(run.cft.get(f"{key}_before")), _list(run.cft.get(f"{key}_after")), strict=False)

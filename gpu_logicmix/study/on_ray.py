@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ def run_on_ray(
 
 
 @contextlib.contextmanager
-def _joined(ray: Any):
+def _joined(ray: Any) -> Iterator[None]:
     """Connected to the cluster, which stays as it was if it was there before."""
     before = ray.is_initialized()
     if not before:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -237,7 +237,7 @@ def _marked(entry: Entry) -> str:
     return (f"**{text}**" if entry.strong else text) + (" ↓" if entry.worse else "")
 
 
-def _line(cells) -> str:
+def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 

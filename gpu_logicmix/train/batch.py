@@ -7,7 +7,6 @@ loader has them, up to one last pass: mix, /255, normalisation and the dtype tha
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from gpu_logicmix.augment.base import finished
 from gpu_logicmix.augment.finish import Finish
 from gpu_logicmix.augment.randaugment import RandAugment, RandomHorizontalFlip
 from gpu_logicmix.errors import DataError, RunError
+from gpu_logicmix.registry import imported
 from gpu_logicmix.train.config import Config
 
 Sample = tuple[Tensor, Tensor, Tensor]  # images uint8 [B, 3, H, W], targets int8 [B, C], index int64 [B]
@@ -59,11 +59,11 @@ def pipeline_of(config: Config) -> nn.Module:
         except ImportError as error:
             raise RunError(f"augment={name!r}: cannot import Kornia ({error}); pip install kornia") from None
         return kornia_pipeline(name, config.ra_n, config.ra_m)
-    module, _, function = name.rpartition(":")
-    try:
-        made = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"augment={name!r}: {error}") from None
+    function = imported("augment", name)
+    if not callable(function):
+        module, _, own = name.rpartition(":")
+        raise ValueError(f"augment={name!r}: {module} has no function {own!r}")
+    made = function()
     if not isinstance(made, nn.Module):
         raise ValueError(f"augment={name!r}: must return an nn.Module, not {type(made).__name__}")
     return made
@@ -144,7 +144,7 @@ def moved(loader: Any, device: torch.device) -> Iterator[Sample]:
         return
     stream = torch.cuda.Stream(device)
 
-    def move(batch):
+    def move(batch: Sample) -> Sample:
         with torch.cuda.stream(stream):
             return tuple(part.to(device, non_blocking=True) for part in batch)
 

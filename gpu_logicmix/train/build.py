@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,9 @@ def make_augment(config: Config, model: Classifier, device: torch.device, one_pa
     return Augment(config, model.head.views, finish).to(device)
 
 
-def prepare_methods(config: Config, model: Classifier, loss: Loss, train_set: ImageDataset) -> None:
-    """Let loss and head see the known labels before the first step: priors, graphs."""
+def prepare_methods(config: Config, model: Classifier, loss: Loss, train_set: ImageDataset) -> Loss:
+    """Let loss and head see the known labels before the first step: priors, graphs. Returns a copy of the loss as it is
+    then, for validation: what a loss learns in training would make its values incomparable."""
     loss.together = True  # one step of all processes is one call on each
     if type(loss).prepare is not Loss.prepare:
         loss.prepare(matrix_of(train_set.labels, f"loss {config.loss}"), train_set.categories)
@@ -137,6 +139,9 @@ def prepare_methods(config: Config, model: Classifier, loss: Loss, train_set: Im
     if type(model.head).prepare is not Head.prepare:
         model.head.prepare(matrix_of(train_set.labels, f"head {config.head}"), train_set.categories, vectors)
     model.messages += getattr(model.head, "messages", [])
+    unused = copy.deepcopy(loss)
+    unused.together = False  # each process has all of the validation set
+    return unused
 
 
 def make_train_loader(config: Config, train_set: ImageDataset, world: World) -> Any:

@@ -55,7 +55,7 @@ from gpu_logicmix.train.config import Config, changed, located, to_toml
 from gpu_logicmix.train.distributed import World, joined_world
 from gpu_logicmix.train.finish import close_run, opened_folder
 from gpu_logicmix.train.inputs import open_train, open_tune, open_val
-from gpu_logicmix.train.predict import PlainLoaders, autocast, evaluate_on, plain_samples, predicted
+from gpu_logicmix.train.predict import PlainLoaders, autocast, evaluate_on, plain_samples, predicted, val_loss
 from gpu_logicmix.train.signals import StopSignals, unbreakable
 from gpu_logicmix.train.sums import Sums, check_finite
 
@@ -129,7 +129,7 @@ class Training:
         torch.manual_seed(config.seed)
         self.model = make_model(config, len(self.train_set.categories))
         self.loss = make_loss(config)
-        prepare_methods(config, self.model, self.loss, self.train_set)
+        self.unused_loss = prepare_methods(config, self.model, self.loss, self.train_set)
         self.model = self.model.to(device, memory_format=torch.channels_last)
         self.loss = self.loss.to(device)
         self.ema = WeightAverage(self.model, config.ema_decay, warmup=config.ema_warmup) if config.ema_decay else None
@@ -265,8 +265,7 @@ class Training:
         """For the log. What they come from is kept, in case these are the weights that will be."""
         self.latest = self.closed + 1, *evaluate_on(self, self.shown, self.val_set, tick)
         _, metrics, logits, rows = self.latest
-        loss = make_loss(self.config)(logits[rows], torch.from_numpy(self.val_set.labels_of(rows)))
-        scores = {"val_loss": loss.item(), **metrics.as_dict()}
+        scores = {"val_loss": val_loss(self, logits, rows), **metrics.as_dict()}
         if self.tune_set is not None:
             scores["tune_mAP"] = evaluate_on(self, self.shown, self.tune_set, tick)[0].mAP
         return scores

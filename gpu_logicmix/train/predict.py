@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -45,12 +46,15 @@ class PlainLoaders:
 
     def __init__(self, config: Config, world: World) -> None:
         self.config, self.world = config, world
-        self.loaders: dict[int, Any] = {}
+        self.loaders: dict[tuple[int, int], Any] = {}
 
-    def of(self, dataset: ImageDataset) -> Any:
-        if id(dataset) not in self.loaders:
-            self.loaders[id(dataset)] = plain_loader(dataset, self.config, self.world)
-        return self.loaders[id(dataset)]
+    def of(self, dataset: ImageDataset, world: World | None = None) -> Any:
+        """world: in place of the run's, of one process that reads all images."""
+        world = world or self.world
+        key = id(dataset), world.size
+        if key not in self.loaders:
+            self.loaders[key] = plain_loader(dataset, self.config, world)
+        return self.loaders[key]
 
 
 @torch.inference_mode()
@@ -106,7 +110,8 @@ def plain_samples(run: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     labels, their rows; the same in every process."""
     alone = World(0, 1, run.world.device)
     run.model.eval()
-    for index, features in predicted(run.model.features, run.train_set, run.config, alone):
+    loader = run.plain.of(run.train_set, alone)
+    for index, features in predicted(run.model.features, run.train_set, run.config, alone, loader):
         targets = torch.from_numpy(run.train_set.labels_of(index.cpu()))
         yield features.float(), targets.to(features.device), index  # a head takes them without mixed precision
 
@@ -123,6 +128,12 @@ def evaluate_on(
             "before. A smaller --lr or --amp off may help"
         )
     return evaluate(logits[rows], torch.from_numpy(dataset.labels_of(rows))), logits, rows
+
+
+def val_loss(run: Any, logits: Tensor, rows: np.ndarray) -> float:
+    """Of a `loop.Training`: the loss of validation images, by a loss that is prepared but has not been trained with."""
+    targets = torch.from_numpy(run.val_set.labels_of(rows))
+    return copy.deepcopy(run.unused_loss)(logits[rows], targets).item()
 
 
 # ------------------------------------------------------------------------------------------------------- a finished run

@@ -5,6 +5,7 @@ reached. 9 million samples with 32 pseudo-labels each take 1.2 GB, where the mat
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -141,7 +142,7 @@ class SparseCurriculum(nn.Module):
         return right, said
 
 
-def _check_same_known(module: SparseCurriculum, state: dict, prefix: str, *_) -> None:
+def _check_same_known(module: SparseCurriculum, state: dict, prefix: str, *_: Any) -> None:
     digest = state.get(prefix + "digest")
     if digest is not None and not torch.equal(digest.cpu(), module.digest.cpu()):
         raise ValueError(

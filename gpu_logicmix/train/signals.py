@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,11 @@ class StopSignals:
                 self.before[signum] = signal.signal(signum, self._note)
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
         for signum, handler in self.before.items():
             signal.signal(signum, handler)
 
-    def _note(self, signum: int, frame) -> None:
+    def _note(self, signum: int, frame: Any) -> None:
         if self.signum or not self.patient:
             self.stop(signum, "stopped")
         self.signum = signum
@@ -68,7 +68,7 @@ class _Quiet:
     def flush(self) -> None:
         self._try(self._file.flush)
 
-    def _try(self, call) -> Any:
+    def _try(self, call: Callable[[], Any]) -> Any:
         if self._lost:
             return None
         try:

@@ -22,6 +22,7 @@ from gpu_logicmix.errors import RunError
 from gpu_logicmix.study.plan import read_study
 from gpu_logicmix.train.checkpoint import locked
 from gpu_logicmix.train.config import make_config
+from gpu_logicmix.train.loop import fit
 from gpu_logicmix.train.runlog import read_log
 
 
@@ -30,7 +31,7 @@ def done(tmp_path_factory):
     """A finished demo: its folder, its page, and what was on screen."""
     threads = torch.get_num_threads()
     out = tmp_path_factory.mktemp("demo")
-    console = Console(width=120, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(width=120, record=True, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
     page = demo.run_demo(out, quick=True, console=console, threads=1)
     torch.set_num_threads(threads)
     return out, page.read_text(), console.export_text()
@@ -126,12 +127,18 @@ def test_page(done):
     assert not re.findall(r'(?:src|href)="http', page)
 
 
-def test_again_starts_afresh_and_keeps_the_pictures(done):
+def test_again_starts_afresh_and_keeps_the_pictures(done, monkeypatch):
     out, *_ = done
     before = (out / "logicmix" / "log.jsonl").read_text()
     pictures = {file: file.stat().st_mtime_ns for file in (out / "cache").rglob("images.u8")}
     assert pictures
     threads = torch.get_num_threads()
+
+    def train_here(configs, out, total, console):
+        for name, config in configs.items():
+            fit(config, out / name, console=Console(quiet=True))
+
+    monkeypatch.setattr(demo, "_train", train_here)
     demo.run_demo(out, quick=True, console=Console(quiet=True), threads=1, seed=1)
     torch.set_num_threads(threads)
     after = (out / "logicmix" / "log.jsonl").read_text()

@@ -334,6 +334,7 @@ def build_slowly(folder: Path, report: Path) -> None:
 
 
 def builder(folder: Path, report: Path):
+    launch.serve()
     process = launch.CONTEXT.Process(target=build_slowly, args=(folder, report))
     process.start()
     return process

@@ -2,10 +2,16 @@
 
 import numpy as np
 import pytest
+import remembered
 import torch
 
 from gpu_logicmix.data import DataError, open_dataset
-from gpu_logicmix.data.shapes import CATEGORIES, FREQUENCY, SCENES, draw_picture
+from gpu_logicmix.data.shapes import CATEGORIES, FREQUENCY, SCENES, ShapesSource, draw_picture
+
+
+@pytest.fixture(autouse=True)
+def _drawn_anew(monkeypatch):
+    monkeypatch.setattr(ShapesSource, "read", remembered.draw)
 
 
 def test_pictures_depend_on_seed_split_and_index_alone():

@@ -299,7 +299,8 @@ def test_a_run_on_sparse_labels_gives_the_same_weights(tmp_path, monkeypatch):
         option = [*option, *(["count=40"] if data == "shapes" else [])]
         config = Config(
             data=data, option=option, size=32, known=0.6, model="test_resnet", weights="none", epochs=2, batch_size=8,
-            cl=True, cl_start=1, theta_pos=0.1, theta_neg=-0.1, cft=True, workers=0, device="cpu", threads=1, amp="off",
+            cl=True, cl_start=1, theta_pos=0.1, theta_neg=-0.1, cft=True, cft_epochs=3, workers=0, device="cpu",
+            threads=1, amp="off",
         )  # fmt: skip
         fit(config, tmp_path / name)
         weights[name] = [load_file(tmp_path / name / f"{file}.safetensors") for file in ("model", "cft")]

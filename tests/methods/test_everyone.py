@@ -3,6 +3,7 @@
 import os
 import socket
 
+import launch
 import pytest
 import torch
 import torch.distributed as dist
@@ -91,7 +92,8 @@ def both(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(process, (2, port, folder), nprocs=2)
+    launch.serve()
+    mp.start_processes(process, (2, port, folder), nprocs=2, start_method=launch.CONTEXT.get_start_method())
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

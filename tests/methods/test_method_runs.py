@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import CONTEXT, ranks
+from launch import CONTEXT, ranks, serve
 from oracles import same
 from rich.console import Console
 
@@ -58,6 +58,7 @@ def train_and_die(head, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("head", OPTIONS)
 def test_killed_in_an_epoch_and_resumed_is_bit_equal(head, tmp_path):
+    serve()
     killed = CONTEXT.Process(target=train_and_die, args=(head, tmp_path / "resumed"))
     killed.start()
     loop.fit(config(head), tmp_path / "whole", console=Console(quiet=True))

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from launch import CONTEXT
+from launch import CONTEXT, serve
 
 from gpu_logicmix import build_model
 from gpu_logicmix.data import open_dataset
@@ -113,6 +113,7 @@ def try_lock(folder, queue) -> None:
 
 
 def from_another_process(folder) -> str:
+    serve()
     queue = CONTEXT.Queue()
     process = CONTEXT.Process(target=try_lock, args=(folder, queue))
     process.start()

@@ -93,7 +93,7 @@ def test_a_function_of_ones_own(mine):
 def test_wrong_names(mine):
     with pytest.raises(ValueError, match="augment='randagument': must be one of randaugment, kornia-randaugment"):
         Config(augment="randagument")
-    with pytest.raises(ValueError, match="has no attribute 'missing'"):
+    with pytest.raises(ValueError, match="has no function 'missing'"):
         augment_of(augment="my_pipelines:missing")
     with pytest.raises(ValueError, match="No module named 'no_such'"):
         augment_of(augment="no_such:pipeline")

@@ -1,15 +1,12 @@
 """A method is one file: a loss and a head in a module of one's own train by name, are killed and resume."""
 
-import os
 import re
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 import torch
-from places import ROOT
+from launch import Command, good, until
 from safetensors.torch import load_file
 
 from gpu_logicmix.losses.base import LOSSES, Batch, Output
@@ -76,40 +73,42 @@ class ToyHead(Head):
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """The module, where Python finds it; returns the environment of a process that finds it too."""
+    """The module, where Python finds it."""
     (tmp_path / "toy_method.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    yield {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    yield
     sys.modules.pop("toy_method", None)
     for registry in (LOSSES, HEADS):
         registry._classes.pop("toy", None)
 
 
-def command(out, *extra):
-    options = """fit shapes -o count=40 --size 32 --known 0.5 --model test_resnet --weights none --batch-size 8
-        --accumulate 2 --epochs 3 --no-cl --log-every 1 --workers 0 --threads 1
-        --loss toy_method:toy --loss-option power=3 --head toy_method:toy --head-option shift=0.5"""
-    return [sys.executable, str(ROOT / "train.py"), *options.split(), "--out", str(out), *extra]
+def found_in(folder: str) -> None:
+    """As PYTHONPATH does it."""
+    sys.path.insert(0, folder)
+
+
+_FIT = """
+    fit shapes -o count=40 --size 32 --known 0.5 --model test_resnet --weights none --batch-size 8
+    --accumulate 2 --epochs 3 --no-cl --log-every 1 --workers 0 --threads 1
+    --loss toy_method:toy --loss-option power=3 --head toy_method:toy --head-option shift=0.5
+"""
+FIT = _FIT.split()
 
 
 @pytest.mark.slow
 def test_a_toy_method_trains_by_name_is_killed_and_resumes(toy, tmp_path):
-    subprocess.run(command(tmp_path / "whole"), env=toy, check=True, capture_output=True)
+    hook = (found_in, str(tmp_path))
+    good(tmp_path, *FIT, "--out", tmp_path / "whole", hook=hook)
     state = read_checkpoint(tmp_path / "whole" / "last.pt")
     assert state["loss"]["steps"] == 15  # one a step; validation does not count
     assert state["loss"]["positives"] > 0
     assert state["model"]["head.epochs"] == 3 * 40
     assert state["model"]["head.memory"].abs().sum() > 0
-    killed = subprocess.Popen(command(tmp_path / "killed", "--save-every", "1e-9"), env=toy, stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 200
-    while not (tmp_path / "killed" / "previous.pt").exists() and killed.poll() is None:
-        assert time.monotonic() < until
-        time.sleep(0.002)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    resumed = [*command(tmp_path / "killed")[:2], "fit", "--out", str(tmp_path / "killed"), "--resume"]
-    subprocess.run(resumed, env=toy, check=True, capture_output=True)
+    with Command(tmp_path, *FIT, "--out", tmp_path / "killed", "--save-every", "1e-9", hook=hook) as command:
+        until((tmp_path / "killed" / "previous.pt").exists, 200, every=0.002)
+        command.signal(signal.SIGKILL)
+        assert command.wait() == -signal.SIGKILL
+    good(tmp_path, "fit", "--out", tmp_path / "killed", "--resume", hook=hook)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
     assert all(torch.equal(one[key], two[key]) for key in one)
     one, two = (read_checkpoint(tmp_path / name / "last.pt")["loss"] for name in ("whole", "killed"))
