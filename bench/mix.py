@@ -29,9 +29,8 @@ import warnings
 from pathlib import Path
 
 import torch
-from measure import RESULTS, environment, interleave, median_ms, peak_bytes, save_json
+from measure import RESULTS, environment, interleave, median_ms, peak_bytes, save_json, steps
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from gpu_logicmix import GPULogicMix
@@ -45,14 +44,14 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 MALLOC = {"recycled": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}, "default": {}}
 
 
-def measure_rows(options: argparse.Namespace, device: torch.device, progress: Progress) -> list[dict]:
+def measure_rows(options: argparse.Namespace, device: torch.device, console: Console) -> list[dict]:
     """`--compile` takes a while for each row: only the usual K and number of categories then."""
     usual = slice(0, 1 if options.compile else None)
     grid = list(itertools.product(SHAPES, DTYPES, GROUPS[usual], CATEGORIES[usual]))
     named = [(f"{'x'.join(map(str, s))} {str(d)[6:]} K {k[0]}-{k[1]} C {c}", s, d, k, c) for s, d, k, c in grid]
     named = [row for row in named if options.only in row[0]]
     rows = []
-    for name, *case in progress.track(named, description="methods"):
+    for name, *case in steps(named, "methods", console):
         functions = contenders(*case, device, options.compile)
         kept = working(functions)
         times = interleave(kept, options.rounds, device, CLOCKS[options.clock])
@@ -74,13 +73,13 @@ def measure_rows(options: argparse.Namespace, device: torch.device, progress: Pr
 
 
 def measure_growth(
-    options: argparse.Namespace, device: torch.device, progress: Progress
+    options: argparse.Namespace, device: torch.device, console: Console
 ) -> dict[str, dict[int, dict[str, float]]]:
     """ms of ours and of clone over the batch size (K 2-3) and over k_max (batch 256), at 3x64x64 and 80 categories."""
     growth: dict[str, dict[int, dict[str, float]]] = {"batch": {}, "k_max": {}}
     cases = [("batch", b, b, 3) for b in (64, 128, 256, 512, 1024, 2048, 4096)]
     cases += [("k_max", k, 256, k) for k in (2, 3, 4, 6, 8, 12, 16)]
-    for over, x, batch, k_max in progress.track(cases, description="growth"):
+    for over, x, batch, k_max in steps(cases, "growth", console):
         images, targets = torch.rand(batch, 3, 64, 64, device=device), torch.randint(-1, 2, (batch, 80), device=device)
         mix = GPULogicMix(k_max=k_max)
         calls = {
@@ -178,9 +177,8 @@ def main() -> None:
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     console = Console()
-    with Progress(console=console, transient=True) as progress:
-        rows = measure_rows(options, device, progress)
-        growth = {} if options.only or options.compile else measure_growth(options, device, progress)
+    rows = measure_rows(options, device, console)
+    growth = {} if options.only or options.compile else measure_growth(options, device, console)
     show(rows, console)
     verdict(rows, console)
     if not options.only:
