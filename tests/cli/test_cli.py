@@ -23,7 +23,7 @@ from gpu_logicmix.data.images import read_image
 from gpu_logicmix.data.shapes import CATEGORIES
 from gpu_logicmix.decisions import read_decisions
 from gpu_logicmix.models.classifier import build_model
-from gpu_logicmix.train import finetune, loop
+from gpu_logicmix.train import loop, tuneblocks
 from gpu_logicmix.train.checkpoint import read_checkpoint
 from gpu_logicmix.train.config import read_toml
 from gpu_logicmix.train.predict import kept_weights
@@ -247,7 +247,7 @@ def test_fine_tuning_sees_known_labels_alone(tmp_path, monkeypatch):
         seen.append(labels)
         return category_wise_fine_tune(features, labels, *rest, **options)
 
-    monkeypatch.setattr(finetune, "category_wise_fine_tune", spy)
+    monkeypatch.setattr(tuneblocks, "category_wise_fine_tune", spy)
     monkeypatch.setattr("gpu_logicmix.cli.runs.write_report", lambda folder: None)
     threads = torch.get_num_threads()
     code, text = run(*launch.SMALL, "--theta-pos", 0, "--theta-neg", 0, "--epochs", 2, "--out", tmp_path / "run")
