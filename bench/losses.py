@@ -1,6 +1,6 @@
 """What each loss costs, forward and backward, as a multiple of binary cross-entropy on the known labels.
 
-    python bench/losses.py                        # bench/results/losses.json and a table, about a minute
+    python bench/losses.py                        # bench/results/losses.json and a table, some minutes
     python bench/losses.py --only 128x80          # one size; the others stay in the file
 
 All losses take turns in one process on the same logits, half of the labels known and a tenth of these present; half of

@@ -157,6 +157,8 @@ def _fit(
         history.append(ap[0])
         for state, each in zip((best, *by_half), ap, strict=True):
             state.see(epoch, now, each)
+        if options.on_epoch is not None:
+            options.on_epoch()
         if options.patience is not None:
             active &= epoch - best.epoch < options.patience
     if dtype != original[0].dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,7 @@ class CFTOptions:
     population, mutation: for "ga": heads bred at a time for each category; the maximum by which a mutation moves a
         weight.
     resamples: bootstrap draws for the interval of the gain.
+    on_epoch: is called after every epoch, for a progress bar.
     """
 
     method: str = "adam"
@@ -47,6 +49,7 @@ class CFTOptions:
     population: int = 50
     mutation: float = 1e-3
     resamples: int = 500
+    on_epoch: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         for name, value, choices in (("method", self.method, METHODS), ("schedule", self.schedule, SCHEDULES)):

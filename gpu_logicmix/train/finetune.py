@@ -17,14 +17,14 @@ from torch import Tensor
 from gpu_logicmix.data import ImageDataset
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.files import write_whole
-from gpu_logicmix.progress import progress_bar
+from gpu_logicmix.progress import Bar, progress_bar
 from gpu_logicmix.train.checkpoint import write_model, write_predictions
 from gpu_logicmix.train.config import Config
 from gpu_logicmix.train.distributed import World, joined_world
 from gpu_logicmix.train.inputs import open_train, open_val
 from gpu_logicmix.train.predict import load_run, predict_rows
 from gpu_logicmix.train.runlog import no_nan
-from gpu_logicmix.train.tuneblocks import labels_by_category, tuned
+from gpu_logicmix.train.tuneblocks import block_size, labels_by_category, tuned
 
 
 def fine_tune(
@@ -59,9 +59,10 @@ def fine_tune(
         if not world.main:
             return {}
         head = model.classifier
-        with progress_bar(config.cft_epochs, "fine-tuning", unit="epochs", console=console) as bar:
+        blocks = math.ceil(len(categories) / block_size(len(categories), max(len(rows), len(val_rows))))
+        with progress_bar(config.cft_epochs * blocks, "fine-tuning", unit="epochs", console=console) as bar:
             weight, bias, record = _tuned(
-                config, features[rows], labels_by_category(train, rows), head, (val_features, val, val_rows)
+                config, features[rows], labels_by_category(train, rows), head, (val_features, val, val_rows), bar
             )
         model.set_classifier(weight, bias)
         write_model(folder / "cft.safetensors", model, categories)
@@ -72,7 +73,7 @@ def fine_tune(
         return result
 
 
-def _tuned(config: Config, features: Tensor, labels: Any, head: torch.nn.Linear, judged: tuple) -> tuple:
+def _tuned(config: Config, features: Tensor, labels: Any, head: torch.nn.Linear, judged: tuple, bar: Bar) -> tuple:
     val_features, val, val_rows = judged
     return tuned(
         features,
@@ -83,6 +84,7 @@ def _tuned(config: Config, features: Tensor, labels: Any, head: torch.nn.Linear,
         epochs=config.cft_epochs,
         lr=config.cft_lr,
         seed=config.seed,
+        on_epoch=lambda: bar(1),
         evaluation=(val_features[val_rows], labels_by_category(val, val_rows)),
     )
 

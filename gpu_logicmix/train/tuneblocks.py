@@ -30,7 +30,7 @@ def tuned(
     """`category_wise_fine_tune`; `labels(start, stop)` and `evaluation[1](start, stop)` give those of some categories.
     The record of several blocks has no `held_out`."""
     count = len(weight)
-    step = max(1, min(count, CELLS // max(len(features), len(evaluation[0]), 1)))
+    step = block_size(count, max(len(features), len(evaluation[0])))
     parts = []
     for start in range(0, count, step):
         stop = min(start + step, count)
@@ -41,6 +41,11 @@ def tuned(
         return parts[0]
     weights, biases, records = zip(*parts, strict=True)
     return torch.cat(weights), torch.cat(biases), _joined(records, step)
+
+
+def block_size(categories: int, samples: int) -> int:
+    """How many categories are tuned at a time."""
+    return max(1, min(categories, CELLS // max(samples, 1)))
 
 
 def _joined(records: tuple[CFTRecord, ...], step: int) -> CFTRecord:

@@ -65,6 +65,15 @@ def ap_oracle(logits, labels):
     return average_precision_score([y for _, y in known], [z for z, _ in known])
 
 
+def test_every_epoch_is_told():
+    features, targets, weight, bias, _ = problem()
+    epochs = []
+    _, _, record = category_wise_fine_tune(
+        features, targets, weight, bias, epochs=15, patience=2, lr=0.01, on_epoch=lambda: epochs.append(1)
+    )
+    assert len(epochs) == record.epochs.max() > 2
+
+
 def one_head_alone(features, labels, held, weight, bias, *, epochs, patience, batch_size, lr, schedule, seed):
     """The plain loop: this category's known labels, torch's Adam, the best state by scikit-learn's AP."""
     generator = torch.Generator().manual_seed(seed)
