@@ -23,6 +23,7 @@ from randaugment import photo_like
 from rich.console import Console
 from rich.table import Table
 
+from gpu_logicmix.machine import keep_memory
 from gpu_logicmix.train.batch import Augment
 from gpu_logicmix.train.stepbench import BARE, measure_step, step_config
 
@@ -93,4 +94,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    keep_memory()  # as the commands do
     main()

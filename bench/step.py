@@ -30,6 +30,7 @@ from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_logicmix.cli.demo import SETTINGS
+from gpu_logicmix.machine import keep_memory
 from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train import loop
 from gpu_logicmix.train.config import Config
@@ -172,4 +173,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    keep_memory()  # as the commands do
     main()
