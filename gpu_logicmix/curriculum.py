@@ -137,14 +137,8 @@ class CurriculumLabels(nn.Module):
     @torch.no_grad()
     def update(self, index: Tensor, logits: Tensor) -> None:
         """Take in the logits [B, C] that the model gives the samples `index` [B]."""
-        if logits.shape != (len(index), self.known.shape[1]):
-            raise ValueError(
-                f"logits has shape {tuple(logits.shape)}: must be [{len(index)}, {self.known.shape[1]}], "
-                "a row for each index and a column for each category"
-            )
         device = self.known.device
-        index, logits = index.to(device, non_blocking=True), logits.to(device, non_blocking=True)
-        logits = logits if logits.dtype == torch.float64 else logits.float()  # a threshold is not rounded to bfloat16
+        index, logits = moved_logits(index, logits, self.known.shape[1], device)
         # index_copy_ leaves open which of several rows for one sample wins: let all of them be the last one.
         place = torch.arange(len(index), device=device)
         last = torch.zeros(len(self.known), dtype=place.dtype, device=device)
@@ -167,13 +161,15 @@ class CurriculumLabels(nn.Module):
         """
         self.synchronize(group)
         if self.logits is not None:
-            if _several(group):
+            if several_ranks(group):
                 dist.all_reduce(self.logits, dist.ReduceOp.MAX, group=group)
             self.table.copy_(self._with_marks(self.table, self._by_rank(self.known, self.logits)))
 
     def synchronize(self, group: dist.ProcessGroup | None = None) -> None:
         """Give all ranks of `group` what any of them has found or marked."""
-        if _several(group):  # unknown (-1) is below both pseudo-labels; where a label is known all ranks hold the same
+        if several_ranks(
+            group
+        ):  # unknown (-1) is below both pseudo-labels; where a label is known all ranks hold the same
             dist.all_reduce(self.table, dist.ReduceOp.MAX, group=group)
 
     @staticmethod
@@ -181,10 +177,7 @@ class CurriculumLabels(nn.Module):
         return torch.where(table == _FOR_GOOD, table, labels)
 
     def _by_score(self, known: Tensor, logits: Tensor) -> Tensor:
-        # NaN is neither above nor below anything and stays unknown.
-        above, below = logits > self.theta_pos, logits < self.theta_neg
-        if self.select == "positive-score":
-            below = torch.zeros_like(above)
+        above, below = beyond(logits, self.theta_pos, self.theta_neg, self.select)
         pseudo = above.to(torch.int8).masked_fill_(~(above | below), -1)
         return torch.where(known == -1, pseudo, known)
 
@@ -216,20 +209,37 @@ class CurriculumLabels(nn.Module):
         *numbers, right_pos, said_pos, all_pos, right_neg, said_neg, all_neg = torch.stack(sums).tolist()
         return PseudoLabelCounts(
             *numbers,
-            precision=_share(right_pos + right_neg, said_pos + said_neg),
-            recall=_share(right_pos + right_neg, all_pos + all_neg),
-            precision_positive=_share(right_pos, said_pos),
-            recall_positive=_share(right_pos, all_pos),
-            precision_negative=_share(right_neg, said_neg),
-            recall_negative=_share(right_neg, all_neg),
+            precision=share_of(right_pos + right_neg, said_pos + said_neg),
+            recall=share_of(right_pos + right_neg, all_pos + all_neg),
+            precision_positive=share_of(right_pos, said_pos),
+            recall_positive=share_of(right_pos, all_pos),
+            precision_negative=share_of(right_neg, said_neg),
+            recall_negative=share_of(right_neg, all_neg),
         )
 
 
-def _several(group: dist.ProcessGroup | None) -> bool:
+def moved_logits(index: Tensor, logits: Tensor, categories: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Both on `device`, logits [B, categories] in float32 or float64: a threshold is not rounded to bfloat16."""
+    if logits.shape != (len(index), categories):
+        raise ValueError(
+            f"logits has shape {tuple(logits.shape)}: must be [{len(index)}, {categories}], "
+            "a row for each index and a column for each category"
+        )
+    index, logits = index.to(device, non_blocking=True), logits.to(device, non_blocking=True)
+    return index, logits if logits.dtype == torch.float64 else logits.float()
+
+
+def beyond(logits: Tensor, theta_pos: float, theta_neg: float, select: str) -> tuple[Tensor, Tensor]:
+    """Which logits make a label present, which absent. NaN is neither above nor below anything and stays unknown."""
+    above, below = logits > theta_pos, logits < theta_neg
+    return above, torch.zeros_like(above) if select == "positive-score" else below
+
+
+def several_ranks(group: dist.ProcessGroup | None) -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
-def _share(part: int, whole: int) -> float:
+def share_of(part: int, whole: int) -> float:
     return part / whole if whole else math.nan
 
 

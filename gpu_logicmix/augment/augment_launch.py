@@ -5,14 +5,14 @@ Only eager code calls them: under `torch.compile` RandAugment is the dense form 
 
 from __future__ import annotations
 
-import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from gpu_logicmix.augment.augment_kernels import apply_kernel, statistics_kernel, tables_kernel
+from gpu_logicmix.augment.kernels import on_device
 
 # Fixed, because trying out others is not allowed while a CUDA graph is captured. Four bytes a thread in `apply`: a warp
 # then reads 128 in a row, and needs half of the registers that it would with eight (bench/aot.py).
@@ -45,17 +45,12 @@ def _layout(images: Tensor) -> tuple[int, int, int, bool]:
     return channels, height, width, channels > 1 and not images.is_contiguous()
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager:
-    """Launch on the tensors' device and its current stream."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-
-
 def launch_statistics(images: Tensor, operations: Tensor, codes: int, stats: Tensor) -> None:
     channels, height, width, last = _layout(images)
     pixels = height * width
     grid = (triton.cdiv(pixels, CHUNK), len(images))
     step = operations.stride(0)
-    with _on(images.device):
+    with on_device(images.device):
         statistics_kernel[grid](
             images, operations, stats, pixels, pixels * channels, step, codes,
             CHANNELS=channels, LAST=last, CHUNK=CHUNK, BLOCK=2 * BLOCK, num_warps=WARPS, enable_fp_fusion=False,
@@ -67,7 +62,7 @@ def launch_tables(
 ) -> Tensor:
     samples, channels = len(stats), stats.shape[1] - 1
     tables = torch.empty(samples, channels, 256, dtype=torch.uint8, device=stats.device)
-    with _on(stats.device):
+    with on_device(stats.device):
         tables_kernel[samples, channels](
             stats, operations, signs, tables, height, width, operations.stride(0), *whole[:3], strength,
             CHANNELS=channels, num_warps=WARPS, enable_fp_fusion=False,
@@ -89,7 +84,7 @@ def launch_apply(
     out = torch.empty_like(images)
     codes, _, _, dx, dy, nearest = whole
     *rest, fill_0, fill_1, fill_2 = numbers
-    with _on(images.device):
+    with on_device(images.device):
         apply_kernel[triton.cdiv(row, BLOCK), len(images)](
             images, operations, signs, images if mirror is None else mirror.view(torch.uint8), tables, out,
             height, width, row, operations.stride(0), codes, dx, dy, *rest, fill_0, fill_1, fill_2,
@@ -99,53 +94,23 @@ def launch_apply(
     return out
 
 
-@torch.library.custom_op("gpu_logicmix::augment_statistics", mutates_args=("stats",))
-def statistics(images: Tensor, operations: Tensor, codes: int, stats: Tensor) -> None:
-    launch_statistics(images, operations, codes, stats)
+statistics = torch.library.custom_op("gpu_logicmix::augment_statistics", launch_statistics, mutates_args=("stats",))
+tables = torch.library.custom_op("gpu_logicmix::augment_tables", launch_tables, mutates_args=())
+apply = torch.library.custom_op("gpu_logicmix::augment_apply", launch_apply, mutates_args=())
 
 
 @statistics.register_fake
-def _(images: Tensor, operations: Tensor, codes: int, stats: Tensor) -> None:
+def _(images: Tensor, *_: Any) -> None:
     return None
 
 
-@torch.library.custom_op("gpu_logicmix::augment_tables", mutates_args=())
-def tables(
-    stats: Tensor, operations: Tensor, signs: Tensor, height: int, width: int, whole: list[int], strength: float
-) -> Tensor:
-    return launch_tables(stats, operations, signs, height, width, whole, strength)
-
-
 @tables.register_fake
-def _(
-    stats: Tensor, operations: Tensor, signs: Tensor, height: int, width: int, whole: list[int], strength: float
-) -> Tensor:
+def _(stats: Tensor, *_: Any) -> Tensor:
     return stats.new_empty(stats.shape[0], stats.shape[1] - 1, 256, dtype=torch.uint8)
 
 
-@torch.library.custom_op("gpu_logicmix::augment_apply", mutates_args=())
-def apply(
-    images: Tensor,
-    operations: Tensor,
-    signs: Tensor,
-    mirror: Tensor | None,
-    tables: Tensor,
-    whole: list[int],
-    numbers: list[float],
-) -> Tensor:
-    return launch_apply(images, operations, signs, mirror, tables, whole, numbers)
-
-
 @apply.register_fake
-def _(
-    images: Tensor,
-    operations: Tensor,
-    signs: Tensor,
-    mirror: Tensor | None,
-    tables: Tensor,
-    whole: list[int],
-    numbers: list[float],
-) -> Tensor:
+def _(images: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(images)
 
 

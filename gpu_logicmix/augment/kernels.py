@@ -11,6 +11,7 @@ multiplication and the addition of the normalisation are rounded apart (no fused
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
 import triton
@@ -123,7 +124,7 @@ def launch_mix(
     row = table.shape[1]
     out = table.new_empty(batch, row, dtype=dtype)
     grid = (triton.cdiv(row, BLOCK), batch)
-    with _on(table.device):
+    with on_device(table.device):
         mix_kernel[grid](
             table,
             index.contiguous(),
@@ -154,7 +155,7 @@ def launch_or(targets: Tensor, index: Tensor, size: Tensor, unknown: float, assu
     out = torch.empty(len(index), categories, dtype=labels.dtype, device=labels.device)
     grid = (triton.cdiv(categories, LABEL_BLOCK), len(index))
     value = float(unknown) if labels.is_floating_point() else int(unknown)
-    with _on(labels.device):
+    with on_device(labels.device):
         or_kernel[grid](
             labels,
             index.contiguous(),
@@ -172,23 +173,13 @@ def launch_or(targets: Tensor, index: Tensor, size: Tensor, unknown: float, assu
     return out.view(torch.bool) if targets.dtype == torch.bool else out
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager:
+def on_device(device: torch.device) -> contextlib.AbstractContextManager:
     """Launch on the tensors' device and its current stream."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
-@torch.library.custom_op("gpu_logicmix::mix_rows", mutates_args=())
-def mix_rows(
-    table: Tensor,
-    index: Tensor,
-    size: Tensor,
-    weight: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    inner: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    return launch_mix(table, index, size, weight, scale, shift, inner, dtype)
+mix_rows = torch.library.custom_op("gpu_logicmix::mix_rows", launch_mix, mutates_args=())
+or_rows = torch.library.custom_op("gpu_logicmix::or_rows", launch_or, mutates_args=())
 
 
 @mix_rows.register_fake
@@ -205,11 +196,6 @@ def _(
     return table.new_empty(index.shape[0], table.shape[1], dtype=dtype)
 
 
-@torch.library.custom_op("gpu_logicmix::or_rows", mutates_args=())
-def or_rows(targets: Tensor, index: Tensor, size: Tensor, unknown: float, assume: int) -> Tensor:
-    return launch_or(targets, index, size, unknown, assume)
-
-
 @or_rows.register_fake
-def _(targets: Tensor, index: Tensor, size: Tensor, unknown: float, assume: int) -> Tensor:
+def _(targets: Tensor, index: Tensor, *_: Any) -> Tensor:
     return targets.new_empty(index.shape[0], targets.shape[1])

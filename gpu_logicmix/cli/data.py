@@ -36,10 +36,8 @@ from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train.config import hide
 from gpu_logicmix.train.hint import mixing_hint
 
-LARGE, LARGE_BATCH = (
-    1 << 20,
-    1 << 15,
-)  # beyond so many samples, plans are drawn for larger batches: it takes minutes less
+# With more than LARGE samples, plans are drawn for larger batches, which saves minutes.
+LARGE, LARGE_BATCH = 1 << 20, 1 << 15
 
 
 def stats(

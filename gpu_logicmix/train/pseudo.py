@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gpu_logicmix.curriculum import PseudoLabelCounts
+from gpu_logicmix.curriculum import PseudoLabelCounts, beyond, moved_logits, several_ranks, share_of
 from gpu_logicmix.data.sparse import SparseLabels, labels_digest
 
 PER_SAMPLE = 32
@@ -69,20 +69,12 @@ class SparseCurriculum(nn.Module):
     @torch.no_grad()
     def update(self, index: Tensor, logits: Tensor) -> None:
         """Take in the logits [B, C] that the model gives the samples `index` [B]."""
-        if logits.shape != (len(index), self.labels.shape[1]):
-            raise ValueError(
-                f"logits has shape {tuple(logits.shape)}: must be [{len(index)}, {self.labels.shape[1]}], "
-                "a row for each index and a column for each category"
-            )
         device = self.cells.device
-        index, logits = index.to(device, non_blocking=True), logits.to(device, non_blocking=True)
-        logits = logits if logits.dtype == torch.float64 else logits.float()  # a threshold is not rounded to bfloat16
+        index, logits = moved_logits(index, logits, self.labels.shape[1], device)
         # Which of several rows for one sample wins would be open: let all of them be the last one.
         place = torch.arange(len(index), device=device)
         logits = logits.index_select(0, torch.where(index[:, None] == index, place, -1).amax(1))
-        above, below = logits > self.theta_pos, logits < self.theta_neg  # NaN is neither
-        if self.select == "positive-score":
-            below = torch.zeros_like(above)
+        above, below = beyond(logits, self.theta_pos, self.theta_neg, self.select)
         chosen = (above | below) & (self.known(index) == -1)
         sure = logits.abs().clamp_(max=1e30)
         sure = (sure / (1 + sure) + above).masked_fill_(~chosen, -1)  # present: from 1 to 2; absent: from 0 to 1
@@ -96,7 +88,7 @@ class SparseCurriculum(nn.Module):
         self.synchronize(group)
 
     def synchronize(self, group: dist.ProcessGroup | None = None) -> None:
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
+        if several_ranks(group):
             dist.all_reduce(self.cells, dist.ReduceOp.MAX, group=group)  # nothing (-1) is below every pseudo-label
 
     def counts(self) -> PseudoLabelCounts:
@@ -108,17 +100,16 @@ class SparseCurriculum(nn.Module):
             return PseudoLabelCounts(positives, negatives, unknown)
         right, said = self._judged()
         hidden = [int(a) - int(b) for a, b in zip(self.full.counts()[:2], self.labels.counts()[:2], strict=True)]
-        share = lambda part, whole: part / whole if whole else float("nan")  # noqa: E731
         return PseudoLabelCounts(
             positives,
             negatives,
             unknown,
-            precision=share(right.sum(), said.sum()),
-            recall=share(right.sum(), sum(hidden)),
-            precision_positive=share(right[1], said[1]),
-            recall_positive=share(right[1], hidden[0]),
-            precision_negative=share(right[0], said[0]),
-            recall_negative=share(right[0], hidden[1]),
+            precision=share_of(right.sum(), said.sum()),
+            recall=share_of(right.sum(), sum(hidden)),
+            precision_positive=share_of(right[1], said[1]),
+            recall_positive=share_of(right[1], hidden[0]),
+            precision_negative=share_of(right[0], said[0]),
+            recall_negative=share_of(right[0], hidden[1]),
         )
 
     def _judged(self) -> tuple[np.ndarray, np.ndarray]:
