@@ -11,12 +11,12 @@ import hypothesis
 import launch
 import pytest
 import torch
+from cases import examples
 from places import ROOT, SHARED
 
 # The same examples each time where a failure must be one of the change at hand; new ones each time elsewhere.
-hypothesis.settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    hypothesis.settings.load_profile("ci")
+hypothesis.settings.register_profile("here", derandomize=bool(os.environ.get("CI")), max_examples=examples(100))
+hypothesis.settings.load_profile("here")
 
 # A shell that starts the tests in the background has Ctrl-C ignored, and so would every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -55,7 +55,7 @@ def script(monkeypatch):
 # ---------------------------------------------------------------------------------------------------- slow tests
 # Which tests are slow follows from what they do, so that no list grows old: they start processes or compile;
 # themselves, in a function of their file, or in a fixture. Others are marked by hand.
-STARTS = {"Popen", "start_processes", "spawn", "check_call"}
+STARTS = {"Popen", "start_processes", "spawn", "check_call", "subprocess"}
 
 
 def _is_slow(function, seen: set) -> bool:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -79,7 +80,7 @@ def run(curriculum: CurriculumLabels, calls: list) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- table
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(updates())
 def test_score_is_the_oracle_over_several_epochs(case):
     labels, epochs = case
@@ -92,7 +93,7 @@ def test_score_is_the_oracle_over_several_epochs(case):
         assert torch.equal(curriculum.lookup(everyone), curriculum.table[everyone])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(updates())
 def test_positive_score_never_says_absent(case):
     labels, epochs = case
@@ -103,7 +104,7 @@ def test_positive_score_never_says_absent(case):
         assert as_dict(curriculum.table) == wanted
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(updates(), st.sampled_from(SELECTIONS), st.data())
 def test_marks_stay_and_known_labels_too(case, select, data):
     """Updates, marks and reloads in any order: what was marked and not known is present in every later lookup."""
@@ -146,7 +147,7 @@ def test_nan_is_unknown(dtype):
         assert CurriculumLabels(each, full=each).known.tolist() == [[-1, 1, 0], [-1, -1, -1]]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(updates(), st.sampled_from([0.0, 0.3, 0.5, 1.0]), st.booleans())
 def test_top_is_the_oracle_over_several_epochs(case, fraction, per_category):
     labels, epochs = case

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
@@ -25,7 +26,7 @@ def outcomes(z, y):
         yield cut, hits / sum(guess), hits / sum(y), 2 * hits / (sum(guess) + sum(y))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(scores.filter(lambda pairs: any(y for _, y in pairs)))
 def test_best_cut_maximises_f1(pairs):
     z, y = zip(*pairs, strict=True)
@@ -35,7 +36,7 @@ def test_best_cut_maximises_f1(pairs):
     assert cut not in z  # half-way between two scores
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(scores.filter(lambda pairs: any(y for _, y in pairs)), st.sampled_from([0.3, 0.5, 0.8, 1.0]))
 def test_best_cut_at_a_precision(pairs, floor):
     z, y = zip(*pairs, strict=True)
@@ -64,7 +65,7 @@ def test_calibration_minimises_the_log_loss(factor, offset):
     assert shift == pytest.approx(regression.intercept_.item(), abs=1e-4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(scores.filter(lambda pairs: len({y for _, y in pairs}) == 2), st.floats(-30, 30))
 def test_no_other_calibration_is_better(pairs, offset):
     z, y = (torch.tensor(part, dtype=torch.float64) for part in zip(*pairs, strict=True))

@@ -40,6 +40,7 @@ def reader_has() -> dict:
     return names | {"dataset": open_dataset("shapes", "train", 32, count=16)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_python_in_the_docs_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

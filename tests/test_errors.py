@@ -2,6 +2,7 @@
 
 import io
 
+from cases import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -47,7 +48,7 @@ def test_markup_is_shown_as_it_is():
         assert printed(shown(text)) == text, text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(PIECES.map("".join) | st.text(max_size=12))
 @example("[/red")
 @example("\\[/red")

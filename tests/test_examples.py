@@ -29,6 +29,7 @@ def test_examples_are_short(name):
     assert len((ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_loss_falls(name, capsys):
     first, last = map(float, re.search(r"loss (\S+) -> (\S+)", run(name, capsys)).groups())

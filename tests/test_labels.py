@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlcpl.augs.logic_mix import logic_mix_target
@@ -67,7 +68,7 @@ def test_or_agrees_with_mlcpl(k):
     assert torch.equal(with_minus_one, logic_mix_target(targets).nan_to_num(nan=-1))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.data())
 def test_or_over_any_dimension(data):
     shape = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
@@ -200,7 +201,7 @@ def test_hide_names_the_bad_label():
         hide_labels(np.zeros(4), 0.5, 0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.lists(st.sampled_from([1, 0, -1]), min_size=3, max_size=3), min_size=1, max_size=6))
 def test_label_counts(rows):
     targets = torch.tensor(rows)

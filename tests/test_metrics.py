@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import (
@@ -62,7 +63,7 @@ def same(a, b):
 
 
 # ------------------------------------------------------------------------------------------------ AP
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(batches())
 def test_average_precision_is_that_of_scikit_learn(batch):
     expected = ap_oracle(*batch)
@@ -73,7 +74,7 @@ def test_average_precision_is_that_of_scikit_learn(batch):
     same(value, np.mean(present) if present else NAN)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(batches())
 def test_average_precision_is_that_of_torchmetrics(batch):
     scores, targets = batch
@@ -195,7 +196,7 @@ def precision_recall_oracle(scores, targets, threshold=0.0, top_k=None):
     return [cp, cr, f1(cp, cr), op, or_, f1(op, or_)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(batches(), st.sampled_from([None, 1, 3]))
 def test_precision_and_recall_are_those_of_scikit_learn(batch, top_k):
     scores, targets = batch
@@ -261,7 +262,7 @@ def test_both_kinds_of_ap_by_hand(truth, step, envelope):
     assert average_precision(scores, targets, kind="envelope").item() == pytest.approx(envelope, abs=5e-5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(batches(), st.randoms(use_true_random=False))
 def test_envelope_ap_is_that_of_voc(batch, random):
     """Without ties, in which the VOC kit's depends on the order of the samples."""
@@ -276,7 +277,7 @@ def test_envelope_ap_is_that_of_voc(batch, random):
     assert (average_precision(scores, targets, kind="envelope") >= step - 1e-12)[~step.isnan()].all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(batches())
 def test_auroc_and_hamming_are_those_of_scikit_learn(batch):
     scores, targets = batch
@@ -290,7 +291,7 @@ def test_auroc_and_hamming_are_those_of_scikit_learn(batch):
     same(hamming_loss(scores, targets), wrong.double().mean().item() if len(wrong) else NAN)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(batches())
 def test_ranking_is_that_of_scikit_learn_on_the_known_labels(batch):
     scores, targets = batch
@@ -325,7 +326,7 @@ def test_everything_on_full_labels():
     assert out.ranking.loss == pytest.approx(tm, abs=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(batches(), st.integers(1, 4))
 def test_calibration_error_bin_by_bin(batch, bins):
     scores, targets = batch

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from cases import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mixing import ALL, MIXES, NAMES, NAN, TOLERANCE, assert_same, logicmix_oracle, or_oracle, pair_oracle, some_batch
@@ -18,7 +19,7 @@ from gpu_logicmix import GPULogicMix, MixPlan, Mixup, MixupPME, MultiLabelMixup,
 every_mix = pytest.mark.parametrize("make", ALL, ids=NAMES)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_logicmix_equals_the_oracle(way, data):
     batch = data.draw(st.integers(1, 12), "batch")

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import made_up
@@ -80,7 +81,7 @@ def test_pixels_photos(name, photos):
             check_pixels(photos, name, m, sign)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     name=st.sampled_from(OPERATIONS),
     bins=st.integers(2, 60),
@@ -207,7 +208,7 @@ def test_only_the_operations_given():
 # The module
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     batch=st.integers(1, 20),
     n=st.integers(0, 3),

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
@@ -194,7 +195,7 @@ def test_a_learning_rate_for_each_head():
         assert not torch.equal(together[0][2], alone[0][2])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_batches_cut_each_category_by_itself(data):
     n, c, size = (data.draw(st.integers(1, most)) for most in (12, 4, 5))
@@ -516,7 +517,7 @@ def drawn_ap(logits, labels, draws):
     return average_precision_score([y for _, y in repeated], [z for z, _ in repeated])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_bootstrap_is_ap_on_the_drawn_samples(data):
     n, r = data.draw(st.integers(1, 8)), 3

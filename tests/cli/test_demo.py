@@ -25,6 +25,8 @@ from gpu_logicmix.train.config import make_config
 from gpu_logicmix.train.loop import fit
 from gpu_logicmix.train.runlog import read_log
 
+pytestmark = pytest.mark.slow  # a demo from start to end
+
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):

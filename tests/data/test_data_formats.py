@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import csv_tree, picture
@@ -425,7 +426,7 @@ NAMES = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     rows=st.lists(st.tuples(NAMES, CELLS, CELLS), max_size=6)
     | st.lists(st.tuples(st.sampled_from(["a.png", "0b.png", "01"]), NUMBERS, NUMBERS), max_size=6),

@@ -9,6 +9,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -272,7 +273,8 @@ def test_dataset_goes_to_spawned_processes(tmp_path):
 # --- Batches ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=examples(60), deadline=None)
 @given(
     length=st.integers(0, 60),
     size=st.integers(1, 9),

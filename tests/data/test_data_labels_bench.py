@@ -6,6 +6,7 @@ import sys
 import pytest
 
 
+@pytest.mark.slow
 def test_script(script, tmp_path, monkeypatch):
     pytest.importorskip("pyarrow")
     bench = script("bench/labels.py")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import dataset_of
@@ -43,7 +44,7 @@ def equal(labels: SparseLabels, matrix: np.ndarray) -> None:
         assert (np.diff(columns) > 0).all()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(MATRICES, st.integers(0, 2**64), st.data(), st.sampled_from([1, 7, 1 << 22]))
 def test_everything_is_as_of_the_matrix(matrix, seed, data, block):
     with pytest.MonkeyPatch.context() as patch:
@@ -68,7 +69,7 @@ def test_everything_is_as_of_the_matrix(matrix, seed, data, block):
             assert np.array_equal(labels[1:5:2], matrix[1:5:2])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(MATRICES.filter(len), st.integers(0, 99), st.sampled_from([(0.5, 2, 3), (1.0, 2, 4), (1.0, 1, 2), (0.0, 2, 3)]))
 def test_mixed_counts_are_those_of_the_matrix(matrix, seed, options):
     mix = GPULogicMix(*options)
@@ -80,7 +81,7 @@ def test_mixed_counts_are_those_of_the_matrix(matrix, seed, options):
         assert [int(c) for c in found.of_mixed] == [int(c) for c in label_counts(mixed)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.integers(0, 2**80), st.integers(1, 5000), st.data())
 def test_draws_by_place_are_numpys(seed, total, data):
     places = data.draw(st.lists(st.integers(0, total - 1), max_size=20))
@@ -99,7 +100,7 @@ def test_draws_far_out():
     assert draws_at(5, places, total).tolist() == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 1)), max_size=30))
 def test_cells_in_any_order(cells):
     for conflict, value in (("unknown", -1), ("present", 1), ("absent", 0)):
@@ -112,7 +113,7 @@ def test_cells_in_any_order(cells):
         equal(SparseLabels.of_cells(rows, columns, values, (5, 4), conflict=conflict), matrix)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 3), st.integers(0, 1)), min_size=1, max_size=30),
     st.sampled_from([1, 4, 1 << 21]),

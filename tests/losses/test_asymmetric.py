@@ -5,6 +5,7 @@ import math
 import mlcpl.losses
 import pytest
 import torch
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -66,7 +67,7 @@ def both(kind, gamma, gamma_neg, clip, alpha, assume_negative, discard, **rest):
 
 # In float32, the rounding of 1 - sigmoid alone puts mlcpl further than 1e-6 from the truth at a logit of 4.
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 2.0), (torch.float64, 15.0)])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     kind=st.sampled_from(["BCE", "Focal", "Asymmetric"]),
     gamma=st.sampled_from([0, 0.5, 1, 2, 4]),
@@ -115,7 +116,7 @@ def test_the_default_asymmetric_loss_is_the_one_of_the_authors_code():
 labels = st.sampled_from([0.0, 1.0, 0.3, None])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     rows=st.lists(st.lists(st.tuples(st.floats(-8, 8), labels), min_size=3, max_size=3), min_size=1, max_size=4),
     gammas=st.tuples(st.sampled_from([0, 0.5, 3]), st.sampled_from([0, 4])),

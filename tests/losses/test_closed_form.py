@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ def value_and_gradient(loss, logits, targets):
     return value.detach(), logits.grad
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     scale=st.sampled_from([0.5, 5.0, 40.0, 1e4]),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +53,7 @@ def cases(draw):
     return torch.tensor(z).double().view(b, c) / 100, torch.tensor(y), torch.tensor(mixed), torch.tensor(prior)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     case=cases(),
     gammas=st.tuples(st.sampled_from([0, 1, 3]), st.sampled_from([0, 1]), st.sampled_from([0, 2, 4])),

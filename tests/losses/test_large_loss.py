@@ -6,6 +6,7 @@ from fractions import Fraction
 import mlcpl.losses
 import pytest
 import torch
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,7 +94,7 @@ def cases(draw):
     return torch.tensor(z).double() / 2, torch.tensor(y), torch.tensor(mixed)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     case=cases(),
     name=st.sampled_from(["ll-r", "ll-ct", "ll-cp"]),
@@ -129,7 +130,7 @@ def test_is_the_slow_loop(case, name, rule, base, per_group, epoch, delta):
     torch.testing.assert_close(mean, wanted.mean(), rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(case=cases(), epoch=st.integers(0, 120), delta=st.sampled_from([0.1, 1, 7]))
 def test_rule_mlcpl_is_mlcpl(case, epoch, delta):
     logits, targets, _ = case

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -132,7 +133,7 @@ def test_all_labels_alike_and_small_batches(name, options, what, shape):
 
 
 @every_loss
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     labels=st.lists(st.lists(st.sampled_from([-1, 0, 1]), min_size=6, max_size=6), min_size=1, max_size=6),
     seed=st.integers(0, 10_000),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +61,7 @@ cell = st.tuples(st.floats(-8, 8), st.sampled_from([0, 1, None]))
 samples = st.lists(st.tuples(st.lists(cell, min_size=3, max_size=3), st.booleans()), min_size=1, max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     rows=samples,
     tau=st.sampled_from([0.0, 0.5, 0.6, 0.9]),

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -170,7 +171,7 @@ def test_the_first_layer_of_the_pair_head_starts_as_one_of_twice_the_width():
         assert 0.8 * bound < values.abs().max() <= bound
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 5))
 def test_the_queue_is_a_list_that_grows_at_its_front(number, room, rows):
     head = small("sst", stored=room)

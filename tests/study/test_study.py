@@ -112,6 +112,7 @@ def test_mistakes_in_a_study_are_named(tmp_path, text, words):
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_study_from_start_to_end(tmp_path):
     planned = read_study(write(tmp_path))
     out = tmp_path / "out"

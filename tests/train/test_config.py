@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from typing import get_args
 
 import pytest
+from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -81,7 +82,7 @@ def value_for(f):
     return st.one_of([makers[k] for k in kinds])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_a_written_file_gives_an_equal_config(tmp_path_factory, data):
     chosen = data.draw(st.sets(st.sampled_from([f.name for f in fields(Config)])))
