@@ -20,7 +20,7 @@ from torch import Tensor
 from gpu_logicmix.augment.apply import mix_images, or_targets
 from gpu_logicmix.augment.bank import Bank
 from gpu_logicmix.augment.base import Mix, check_share, check_whole
-from gpu_logicmix.augment.plan import MixPlan, draw_groups, draw_with_replacement, filled, random_source
+from gpu_logicmix.augment.plan import MixPlan, draw_groups, draw_sizes, draw_with_replacement, filled, random_source
 
 PARTNERS = {"distinct": draw_groups, "with-replacement": draw_with_replacement}
 UNKNOWN_AS = ("unknown", "absent")
@@ -98,11 +98,10 @@ class GPULogicMix(Mix):
         if self._bank is not None and self._bank.seen is not None:
             pool, seen = batch_size + self._bank.count(device), self._bank.seen.to(device, copy=True)
         index = PARTNERS[self.partners](batch_size, self.k_max, pool, device, self.generator)
-        source = random_source(self.generator)
-        size = torch.randint(self.k_min, self.k_max + 1, (batch_size,), device=device, **source)
+        size = draw_sizes(batch_size, self.k_min, self.k_max, device, self.generator)
         if self.partners == "distinct":
             size = size.clamp(max=pool)
-        size = torch.where(torch.rand(batch_size, device=device, **source) < self.p, size, 1)
+        size = torch.where(torch.rand(batch_size, device=device, **random_source(self.generator)) < self.p, size, 1)
         return filled(MixPlan(index, size, size > 1, seen=seen))
 
     def _mix(self, images: Tensor, targets: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor]:

@@ -60,6 +60,18 @@ def draw_with_replacement(
     return torch.cat([index, _random_bits(batch_size, k - 1, device, generator) % pool], dim=1)
 
 
+def draw_sizes(
+    batch_size: int, k_min: int, k_max: int, device: Device = None, generator: torch.Generator | None = None
+) -> Tensor:
+    """[B] int64: from k_min to k_max, equally likely."""
+    source = random_source(generator)
+    if not torch.compiler.is_compiling():
+        return torch.randint(k_min, k_max + 1, (batch_size,), device=device, **source)
+    # The compiler keeps what `rand` draws, but draws `randint` anew wherever it is used: for every 16 pixels on a CPU,
+    # which takes as long as mixing them. A product of 24 random bits and a whole number never rounds up to that number.
+    return k_min + (torch.rand(batch_size, device=device, **source) * (k_max - k_min + 1)).long()
+
+
 def _random_bits(
     rows: int, columns: int, device: torch.device | str | None, generator: torch.Generator | None
 ) -> Tensor:

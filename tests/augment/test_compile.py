@@ -3,6 +3,7 @@
 import pytest
 import torch
 from mixing import ALL, MIXES, NAMES, some_batch
+from torch._inductor.utils import run_and_get_code
 
 from gpu_logicmix import GPULogicMix, Mixup, RandAugment, RandomHorizontalFlip
 
@@ -49,6 +50,28 @@ def test_inductor_gives_the_same_numbers_for_every_size(dtype):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
         if dtype == torch.uint8:
             assert torch.equal(compiled(images, targets, plan)[0], mix(images, targets, plan)[0])
+
+
+def test_group_sizes_drawn_inside_a_graph_are_uniform_from_k_min_to_k_max():
+    graph = torch.compile(lambda: GPULogicMix(p=0.5, k_min=2, k_max=8).plan(70_000).size, fullgraph=True)
+    torch.manual_seed(0)
+    count = torch.bincount(graph(), minlength=9)
+    assert len(count) == 9  # never more than k_max
+    assert count[0] == 0
+    assert abs(count[1] / 70_000 - 0.5) < 0.01
+    # Chi squared with 6 degrees of freedom is above 22.5 once in a thousand draws.
+    each = count[2:].sum() / 7
+    assert ((count[2:] - each) ** 2 / each).sum() < 22.5
+
+
+def test_the_compiler_does_not_draw_a_group_anew_for_every_pixel():
+    compiled = torch.compile(GPULogicMix(), fullgraph=True, dynamic=False)
+    images, targets = some_batch(8, 24, (3, 16, 16), dtype=torch.float32, seed=0)
+    _, (code,) = run_and_get_code(compiled, images, targets)
+    loops = code.split("for(int64_t x0=")
+    pixels = [loop for loop in loops if "x1<static_cast<int64_t>(768L)" in loop]  # 3 x 16 x 16
+    assert len(pixels) == 1
+    assert "rand" not in pixels[0].split("async_compile")[0]
 
 
 @pytest.mark.parametrize("part", [RandAugment, RandomHorizontalFlip])
