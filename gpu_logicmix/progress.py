@@ -71,6 +71,9 @@ def progress_bar(
         disable=not console.is_terminal,
     )
     bar = Bar(progress, total, what, done)
+    if progress.disable:  # `stop` of older versions of rich prints an empty line all the same
+        yield bar
+        return
     with contextlib.suppress(OSError, ValueError):  # the terminal is gone, or its file closed
         progress.start()
     try:

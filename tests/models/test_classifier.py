@@ -126,6 +126,8 @@ MAPS = {
 
 @pytest.mark.parametrize("name", MAPS)
 def test_a_head_on_the_map_of_any_network(name):
+    if name.startswith("swinv2_cr") and tuple(map(int, timm.__version__.split(".")[:3])) < (1, 0, 31):
+        pytest.skip("timm before 1.0.31 cannot build this network for a map of 3 x 2 in windows of 2")
     size = {} if MAPS[name][1:] == (3, 2) and "swin" not in name else {"img_size": (96, 64)}
     if "swin" in name:
         size["window_size"] = 2
