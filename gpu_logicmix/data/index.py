@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,10 @@ import numpy as np
 from gpu_logicmix.files import read_text, waited_lock, write_whole, written_whole
 
 VERSION = 1
+
+# np.load parses the head of a file as Python does its source, which in Python 3.11 is not safe in several threads at
+# once: "SystemError: AST constructor recursion depth mismatch" (CPython issue 106905).
+_PARSING = threading.Lock()
 
 
 def index_home() -> Path:
@@ -42,7 +47,8 @@ def load_index(key: str) -> tuple[dict[str, np.ndarray], dict] | None:
         facts = json.loads(read_text(folder / "facts.json"))
         arrays = {}
         for name, crc in facts["crc32"].items():
-            arrays[name] = np.load(folder / f"{name}.npy", allow_pickle=False)
+            with _PARSING:
+                arrays[name] = np.load(folder / f"{name}.npy", allow_pickle=False)
             if zlib.crc32(np.ascontiguousarray(arrays[name])) != crc:
                 return None
         return arrays, facts["facts"]

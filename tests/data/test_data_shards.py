@@ -4,6 +4,8 @@ import io
 import json
 import pickle
 import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from served import serving
 from trees import dataset_of, photo
 
 from gpu_logicmix.data import BadImage, DataError, make_loader, open_dataset, pack, pack_dataset, remote, shards
+from gpu_logicmix.data.index import load_index, save_index
 from gpu_logicmix.data.sparse import SparseLabels
 
 
@@ -198,3 +201,25 @@ def test_changed_and_damaged_shards(packed):
             open_dataset(f"tar:{home}", "train", 16)
     with pytest.raises(DataError, match=r"no val.json, val-\*.tar"):
         open_dataset(f"tar:{home}", "val", 16)
+
+
+def test_indices_are_parsed_by_one_thread_at_a_time(tmp_path, monkeypatch):
+    """Python 3.11 cannot parse in several threads at once, which np.load does with the head of a file."""
+    monkeypatch.setenv("GPU_LOGICMIX_INDEX", str(tmp_path))
+    save_index("key", {"sizes": np.arange(12)}, {})
+    load, inside, most = np.load, [], []
+
+    def watched(*arguments, **options):
+        inside.append(None)
+        most.append(len(inside))
+        time.sleep(0.01)
+        array = load(*arguments, **options)
+        inside.pop()
+        return array
+
+    monkeypatch.setattr(np, "load", watched)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(load_index, ["key"] * 8))
+    assert len(most) == 8
+    assert max(most) == 1
+    assert all(arrays["sizes"].tolist() == list(range(12)) for arrays, _ in found)
