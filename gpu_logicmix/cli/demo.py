@@ -31,6 +31,7 @@ from gpu_logicmix.augment.logicmix import GPULogicMix
 from gpu_logicmix.data import ImageDataset
 from gpu_logicmix.errors import RunError, shown
 from gpu_logicmix.files import write_whole
+from gpu_logicmix.machine import keep_memory
 from gpu_logicmix.metrics import average_precision
 from gpu_logicmix.progress import Bar, progress_bar
 from gpu_logicmix.report.charts import Series, chart_series, line_chart
@@ -194,6 +195,7 @@ def _follow(process: subprocess.Popen, bar: Bar, total: int, failures: list[str]
 
 def train_one() -> None:
     """The process of a run: options as JSON on stdin; prints the images it has done, then "done", or "error: why"."""
+    keep_memory()
     try:
         config = Config(**json.load(sys.stdin))
         # Quiet, as there are two of them and one bar for each is enough; their reports have all they say.

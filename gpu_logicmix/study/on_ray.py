@@ -23,6 +23,7 @@ from rich.console import Console
 
 from gpu_logicmix.errors import RunError, shown
 from gpu_logicmix.files import written_whole
+from gpu_logicmix.machine import keep_memory
 from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.report.words import percent
 from gpu_logicmix.study.plan import Planned, left_to_do, run_sizes, run_words
@@ -101,6 +102,7 @@ class Sender:
 def train_there(store: Any, config: Config, run: str) -> dict[str, Any]:
     """The task: on any node. Returns the last line of the run's log, or `error`."""
     ray = ray_module()
+    keep_memory()
     with tempfile.TemporaryDirectory(prefix="gpu-logicmix-") as scratch:
         folder = Path(scratch) / run
         folder.mkdir()
