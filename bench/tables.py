@@ -92,6 +92,16 @@ def share() -> str:
     return f"LogicMix's share of a step of the demo's small network: **{part:.1%}** of its CPU time."
 
 
+def presets() -> str:
+    rows = []
+    for name, row in read("presets")["steps"].items():
+        images = f"{row['batch']} x {row['size']} px"
+        images += f" ({row['batch_wanted']} do not fit)" if row["batch"] < row["batch_wanted"] else ""
+        model = f"{row['model']}, {row['parameters'] / 1e6:.0f} M"
+        rows.append([name, model, images, f"{row['seconds']:.0f}", f"{row['gigabytes']:.1f}"])
+    return table(["preset", "model with its head, parameters", "images", "seconds", "GB"], rows)
+
+
 def environment() -> str:
     on = read("mix")["environment"]
     packages = ", ".join(f"{name} {version}" for name, version in on["packages"].items())
@@ -113,6 +123,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "aot": code,
     "step": step,
     "share": share,
+    "presets": presets,
 }
 
 

@@ -1,6 +1,10 @@
-"""bench/methods.py on tiny sizes."""
+"""bench/methods.py and bench/presets.py on tiny sizes."""
 
 import json
+import subprocess
+import sys
+
+from places import ROOT
 
 
 def test_the_benchmark_of_methods(script, tmp_path):
@@ -11,3 +15,14 @@ def test_the_benchmark_of_methods(script, tmp_path):
     assert list(result["steps"]) == list(bench.METHODS)
     assert result["steps"]["linear"]["ratio"] == 1
     assert json.loads(out.read_text())["steps"] == result["steps"]
+
+
+def test_a_step_of_a_preset_in_a_process_of_its_own(tmp_path):
+    out = tmp_path / "presets.json"
+    small = ["--only", "ssgrl-coco", "--size", "64", "--batch-size", "2", "--categories", "5", "--out", str(out)]
+    subprocess.run([sys.executable, ROOT / "bench" / "presets.py", *small], check=True, capture_output=True)
+    (row,) = json.loads(out.read_text())["steps"].values()
+    assert (row["model"], row["batch"], row["size"], row["categories"]) == ("resnet101", 2, 64, 5)
+    assert row["finite"]
+    assert row["seconds"] > 0
+    assert row["gigabytes"] > 0.15  # the weights alone
