@@ -107,6 +107,7 @@ def main(arguments: list[str] | None = None) -> dict:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=RESULTS / "presets.json")
     chosen = parser.parse_args(arguments)
+    torch.set_num_threads(chosen.threads)  # for the file; each process sets its own
     given = {k: v for k, v in (("batch_size", chosen.batch_size), ("size", chosen.size)) if v is not None}
     steps = json.loads(chosen.out.read_text())["steps"] if chosen.out.exists() else {}
     for name in chosen.only:
