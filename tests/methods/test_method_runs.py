@@ -145,7 +145,7 @@ def test_presets_take_a_step_at_full_size(name):
     [
         ("paper-cooperation", 18),
         ("paper-architectures", 18),
-        ("coco-64-methods", 11),
+        ("coco-64-methods", 15),
         ("coco-64-methods-first", 14),
     ],
 )
