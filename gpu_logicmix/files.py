@@ -1,4 +1,4 @@
-"""Files that are whole or not there, locks, and text and JSON whose mistakes end in one line.
+"""Files that are whole or not there, locks, and text, CSV and JSON whose mistakes end in one line.
 
 Run folders, caches and datasets may come from somebody else. So nothing here follows a link that was put where a file
 of ours goes: temporary files are created anew under names nobody can guess, and locks and logs must be plain files.
@@ -7,6 +7,7 @@ of ours goes: temporary files are created anew under names nobody can guess, and
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import gc
 import json
@@ -14,7 +15,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -143,6 +144,18 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise DataError(f"{path}: the file is empty; was it downloaded or unpacked to the end?")
     return text
+
+
+def csv_rows(file: str | Path, lines: Iterable[str], **options: Any) -> Iterator[tuple[int, list[str]]]:
+    """Of each row of a CSV file that is not blank, the number of its last line, and its cells. What `csv` refuses, such
+    as a cell of more than 131,072 characters, or in Python 3.10 a NUL, is a DataError."""
+    reader = csv.reader(lines, **options)
+    try:
+        for cells in reader:
+            if cells:
+                yield reader.line_num, cells
+    except csv.Error as error:
+        raise DataError(f"{file}, line {reader.line_num}: not a CSV row ({error})") from None
 
 
 def read_json(path: Path) -> Any:

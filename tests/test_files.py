@@ -12,7 +12,16 @@ import pytest
 
 from gpu_logicmix import files
 from gpu_logicmix.errors import DataError
-from gpu_logicmix.files import open_plain, open_regular, read_json, read_text, waited_lock, write_whole, written_whole
+from gpu_logicmix.files import (
+    csv_rows,
+    open_plain,
+    open_regular,
+    read_json,
+    read_text,
+    waited_lock,
+    write_whole,
+    written_whole,
+)
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -126,3 +135,11 @@ def test_bad_json_is_one_line(tmp_path, text, match):
 def test_good_json(tmp_path):
     write_whole(tmp_path / "a.json", json.dumps({"a": [1, None]}))
     assert read_json(tmp_path / "a.json") == {"a": [1, None]}
+
+
+@pytest.mark.parametrize("bad", ["x" * 200_000, '"never closed'])
+def test_what_is_not_csv_is_one_line_with_its_place(bad):
+    rows = csv_rows("labels.csv", ["a,b\n", "\n", f"1,{bad}\n"], strict=True)
+    assert next(rows) == (1, ["a", "b"])  # the blank line is passed over
+    with pytest.raises(DataError, match=r"^labels\.csv, line 3: not a CSV row \([^\n]+\)$"):
+        next(rows)

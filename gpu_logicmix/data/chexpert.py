@@ -7,7 +7,6 @@ of PATH or a folder in it.
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from gpu_logicmix.data.csvfile import bad_cells
 from gpu_logicmix.data.files import Listing, check_choice, check_paths
 from gpu_logicmix.data.table import check_unique
 from gpu_logicmix.errors import DataError
-from gpu_logicmix.files import read_text
+from gpu_logicmix.files import csv_rows, read_text
 
 OBSERVATIONS = ["No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema"]
 OBSERVATIONS += ["Consolidation", "Pneumonia", "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other"]
@@ -33,8 +32,8 @@ def list_chexpert(root: Path, split: str, *, observations: str | int = 14, uncer
     check_choice("observations", str(observations), ("14", "5"))
     check_choice("uncertain", uncertain, ("unknown", "present", "absent"))
     file = root / f"{'valid' if split == 'val' else split}.csv"
-    reader = csv.reader(read_text(file).splitlines())
-    header = next(reader)
+    rows = csv_rows(file, read_text(file).splitlines())
+    _, header = next(rows)
     categories = OBSERVATIONS if str(observations) == "14" else COMPETITION
     for name in ("Path", *categories):
         if name not in header:
@@ -43,17 +42,17 @@ def list_chexpert(root: Path, split: str, *, observations: str | int = 14, uncer
     values |= dict.fromkeys(("-1.0", "-1"), {"unknown": -1, "present": 1, "absent": 0}[uncertain])
     path_at, columns = header.index("Path"), [header.index(name) for name in categories]
     paths, lines, labels, bad, count = [], [], [], [], 0
-    for cells in reader:
+    for line, cells in rows:
         if not any(cells):
             continue
         if len(cells) != len(header):
-            raise DataError(f"{file}, line {reader.line_num}: {len(cells)} cells, but the header has {len(header)}")
+            raise DataError(f"{file}, line {line}: {len(cells)} cells, but the header has {len(header)}")
         wrong = [at for at in columns if cells[at].strip() not in values]
-        bad += [(reader.line_num, header[at], cells[at]) for at in wrong][: 20 - len(bad)]
+        bad += [(line, header[at], cells[at]) for at in wrong][: 20 - len(bad)]
         count += len(wrong)
         labels.append([values.get(cells[at].strip(), -1) for at in columns])
         paths.append(cells[path_at])
-        lines.append(reader.line_num)
+        lines.append(line)
     if bad:
         raise DataError(bad_cells(file, bad, count))
     if not paths:

@@ -7,7 +7,6 @@ give the same tables and the same errors, and pyarrow is needed for speed alone.
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 from array import array
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from gpu_logicmix.errors import DataError
-from gpu_logicmix.files import open_regular, read_text
+from gpu_logicmix.files import csv_rows, open_regular, read_text
 
 CELLS = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0, "-1": -1, "-1.0": -1, "": -1, "?": -1}
 CELLS |= dict.fromkeys(("nan", "na", "n/a", "none", "null"), -1)
@@ -106,24 +105,20 @@ def _rows(file: Path, header: list[str] | None) -> Iterator[tuple[int, list[str]
     """Line number and cells of each row; without the header, if one is given."""
     delimiter = _delimiter(file)
     with _opened(file) as text:
-        reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
         first = header is not None
-        try:
-            for cells in reader:
-                cells = [cell.strip() for cell in cells]
-                if not any(cells):
-                    continue
-                if first:
-                    first = False
-                    continue
-                if header is not None and len(cells) != len(header):
-                    raise DataError(
-                        f"{file}, line {reader.line_num}: {len(cells)} cells, but the header has {len(header)}; "
-                        "put names that hold a comma in quotes"
-                    )
-                yield reader.line_num, cells
-        except csv.Error as error:
-            raise DataError(f"{file}, line {reader.line_num}: not a CSV row ({error})") from None
+        for line, cells in csv_rows(file, text, delimiter=delimiter, skipinitialspace=True, strict=True):
+            cells = [cell.strip() for cell in cells]
+            if not any(cells):
+                continue
+            if first:
+                first = False
+                continue
+            if header is not None and len(cells) != len(header):
+                raise DataError(
+                    f"{file}, line {line}: {len(cells)} cells, but the header has {len(header)}; "
+                    "put names that hold a comma in quotes"
+                )
+            yield line, cells
 
 
 def _read_exactly(file: Path, header: list[str]) -> CsvTable:

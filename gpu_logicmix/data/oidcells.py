@@ -4,7 +4,6 @@ is there and nothing is odd, else row by row, with the line number of whatever i
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from gpu_logicmix.data.names import hex_numbers
 from gpu_logicmix.data.spill import CellSpill
 from gpu_logicmix.errors import DataError
-from gpu_logicmix.files import open_regular, read_text
+from gpu_logicmix.files import csv_rows, open_regular, read_text
 from gpu_logicmix.progress import progress_bar
 
 NEEDED = ("ImageID", "LabelName", "Confidence")
@@ -34,7 +33,7 @@ def read_cells(file: Path, column: dict[str, int], machine: bool, cells: CellSpi
 def _header(file: Path) -> list[str]:
     try:
         with open_regular(file) as raw:
-            header = next(csv.reader([raw.readline().decode("utf-8-sig")]), [])
+            _, header = next(csv_rows(file, [raw.readline().decode("utf-8-sig")]), (1, []))
     except (OSError, UnicodeDecodeError):
         read_text(file)  # says what is wrong
         raise
@@ -49,15 +48,11 @@ def _exactly(file: Path, header: list[str], column: dict[str, int], machine: boo
     counts = {NOT_TRAINABLE: 0, MACHINE: 0}
     at = {name: header.index(name) for name in header}
     source = at.get("Source")
-    line = 1
     try:
         with open_regular(file) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
-            reader = csv.reader(text)
-            next(reader)
-            for row in reader:
-                line = reader.line_num
-                if not row:
-                    continue
+            rows = csv_rows(file, text)
+            next(rows)
+            for line, row in rows:
                 if len(row) != len(header):
                     raise DataError(f"{file}, line {line}: {len(row)} cells, but the header has {len(header)}")
                 if source is not None and row[source] == "machine" and not machine:
@@ -76,8 +71,6 @@ def _exactly(file: Path, header: list[str], column: dict[str, int], machine: boo
                     into.append(number)
                 if len(found[0]) == 1 << 18:
                     _add(cells, found)
-    except csv.Error as error:
-        raise DataError(f"{file}, line {line + 1}: not a CSV row ({error})") from None
     except UnicodeDecodeError:
         read_text(file)
         raise

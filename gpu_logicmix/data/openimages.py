@@ -14,8 +14,8 @@ PATH/{train,validation,test}/.
 
 from __future__ import annotations
 
-import csv
 import re
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from gpu_logicmix.data.oidcells import read_cells
 from gpu_logicmix.data.sparse import SparseLabels
 from gpu_logicmix.data.spill import CellSpill
 from gpu_logicmix.errors import DataError
-from gpu_logicmix.files import open_regular, read_text
+from gpu_logicmix.files import csv_rows, open_regular, read_text
 
 PARTS = {"train": ("train",), "val": ("validation", "val"), "test": ("test",)}
 CHECKED = 1_000_000  # up to here every image file is looked for when the set is opened; beyond, when it is read
@@ -111,7 +111,7 @@ def _display_names(root: Path, mids: list[str]) -> list[str]:
     if not files:
         return mids
     names = {}
-    for number, row in enumerate(csv.reader(read_text(files[0]).splitlines()), 1):
+    for number, row in csv_rows(files[0], read_text(files[0]).splitlines()):
         if len(row) < 2:
             raise DataError(f"{files[0]}, line {number}: must be LabelName,DisplayName")
         names[row[0].strip()] = row[1].strip()
@@ -130,22 +130,21 @@ def _list_csl(root: Path, split: str, conflict: str) -> Listing:
     paths, cells, lines, mids = [], [], [], {}
     with open_regular(file) as raw:
         text = (line.decode("utf-8-sig", "replace") for line in raw)
-        reader = csv.DictReader(text)
+        rows = csv_rows(file, text)
+        _, header = next(rows, (1, []))
         needed = {"filepath", "label", "label_neg", "split_name"}
-        if not needed <= set(reader.fieldnames or ()):
+        if not needed <= set(header):
             raise DataError(f"{file}, line 1: the columns must be {', '.join(sorted(needed))}")
-        try:
-            for row in reader:
-                present, absent = (_listed(row[key], file, reader.line_num) for key in ("label", "label_neg"))
-                for mid in (*present, *absent):
-                    mids.setdefault(mid, len(mids))
-                if (row["split_name"] == "train") == (split == "train"):
-                    cells += [(len(paths), mids[mid], 1) for mid in present]
-                    cells += [(len(paths), mids[mid], 0) for mid in absent]
-                    paths.append(row["filepath"] or "")
-                    lines.append(reader.line_num)
-        except csv.Error as error:
-            raise DataError(f"{file}, line {reader.line_num}: not a CSV row ({error})") from None
+        for line, given in rows:
+            row = dict(zip_longest(header, given[: len(header)]))
+            present, absent = (_listed(row[key], file, line) for key in ("label", "label_neg"))
+            for mid in (*present, *absent):
+                mids.setdefault(mid, len(mids))
+            if (row["split_name"] == "train") == (split == "train"):
+                cells += [(len(paths), mids[mid], 1) for mid in present]
+                cells += [(len(paths), mids[mid], 0) for mid in absent]
+                paths.append(row["filepath"] or "")
+                lines.append(line)
     if not paths or not mids:
         raise DataError(f"{file}: no row of the split {split!r}, or no labels at all")
     order = sorted(mids)

@@ -176,7 +176,7 @@ def read_prior(path: str | Path) -> dict[str, float]:
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"prior={str(path)!r}: cannot be read ({error})") from None
     out: dict[str, float] = {}
     for number, row in enumerate(rows, start=2):

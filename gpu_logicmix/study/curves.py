@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from gpu_logicmix.files import write_whole
+from gpu_logicmix.files import csv_rows, write_whole
 from gpu_logicmix.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axes, joined, path, tag, ticks
 from gpu_logicmix.report.pages import chart_style
 from gpu_logicmix.report.words import finite
@@ -31,8 +31,10 @@ def read_curves(folder: Path) -> dict[str, Curve]:
     curves: dict[str, Curve] = {}
     if (folder / "curves.csv").exists():
         with open(folder / "curves.csv", newline="", encoding="utf-8") as file:
-            for line in csv.DictReader(file):
-                curves.setdefault(line["run"], {})[int(line["epoch"])] = float(line["mAP"])
+            lines = csv_rows(folder / "curves.csv", file)
+            next(lines, None)  # run, epoch, mAP
+            for _, (run, epoch, mAP) in lines:
+                curves.setdefault(run, {})[int(epoch)] = float(mAP)
     return curves
 
 

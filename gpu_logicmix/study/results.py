@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpu_logicmix.files import waited_lock, write_whole
+from gpu_logicmix.files import csv_rows, waited_lock, write_whole
 from gpu_logicmix.report.words import finite
 from gpu_logicmix.train.runlog import read_log
 
@@ -123,8 +123,11 @@ def read_results(file: str | Path) -> list[Row]:
     kinds = {"known": float, "seed": int, "epochs": int, "images": int, "table": str, "method": str, "run": str}
     rows = []
     with open(file, newline="", encoding="utf-8") as f:
-        for number, line in enumerate(csv.DictReader(f), 2):
+        lines = csv_rows(file, f)
+        _, header = next(lines, (1, []))
+        for number, cells in lines:
             try:
+                line = dict(zip(header, cells, strict=False))
                 values = {name: line.get(name) or None for name in Row._fields}
                 rows.append(Row(**{k: None if v is None else kinds.get(k, float)(v) for k, v in values.items()}))
                 if None in (rows[-1].table, rows[-1].method, rows[-1].known, rows[-1].seed, rows[-1].run):
