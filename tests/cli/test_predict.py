@@ -207,6 +207,7 @@ def test_export_of_a_run(trained, tmp_path):
     assert 'license: "cc-by-4.0"' in text
 
 
+@pytest.mark.slow
 def test_the_onnx_script_says_what_predict_says(trained, pictures, tmp_path, monkeypatch, capsys):
     """The script of the docs: onnxruntime, Pillow and numpy alone, on the file that export wrote."""
     pytest.importorskip("onnxruntime")

@@ -262,6 +262,7 @@ def test_a_worker_that_meets_a_bad_image_names_it(tmp_path):
         list(make_loader(dataset, 5, workers=1))
 
 
+@pytest.mark.slow
 def test_dataset_goes_to_spawned_processes(tmp_path):
     dataset = dataset_of(tmp_path)
     loader = torch.utils.data.DataLoader(

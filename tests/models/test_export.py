@@ -40,6 +40,7 @@ def images_of(count=3, size=64):
     return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 def test_onnx_in_onnxruntime(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

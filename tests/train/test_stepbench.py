@@ -134,6 +134,7 @@ def test_operators_are_counted_where_they_belong(bench):
     assert deeper["model"] != with_all["model"]
 
 
+@pytest.mark.slow
 def test_script(bench, tmp_path, monkeypatch):
     out = tmp_path / "step.json"
     options = [
