@@ -23,6 +23,8 @@ import torch
 from measure import RESULTS, environment, save_json
 from rich.console import Console
 from rich.table import Table
+from tables import PRESETS as PRESET_COLUMNS
+from tables import preset_cells
 
 from gpu_logicmix.losses.base import Batch
 from gpu_logicmix.train.build import make_loss, make_model, make_optimizer
@@ -121,15 +123,9 @@ def main(arguments: list[str] | None = None) -> dict:
             batch //= 2
         steps[key] = {"batch_wanted": wanted, **(found or {"failed": f"more than {chosen.memory:g} GB"})}
         save_json({"environment": environment(torch.device(chosen.device)), "steps": steps}, chosen.out)
-    table = Table("preset", "model", "batch", "seconds", "GB")
+    table = Table(*PRESET_COLUMNS)
     for key, row in steps.items():
-        if "failed" in row:
-            table.add_row(key, "", "", "", row["failed"])
-            continue
-        images = f"{row['batch']} x {row['size']} px"
-        if row["batch"] < row["batch_wanted"]:
-            images += f" ({row['batch_wanted']} do not fit)"
-        table.add_row(key, row["model"], images, f"{row['seconds']:.0f}", f"{row['gigabytes']:.1f}")
+        table.add_row(*preset_cells(key, row))
     Console().print(table)
     return steps
 

@@ -92,14 +92,21 @@ def share() -> str:
     return f"LogicMix's share of a step of the demo's small network: **{part:.1%}** of its CPU time."
 
 
+PRESETS = ["preset", "model with its head, parameters", "images", "seconds", "GB"]
+
+
+def preset_cells(name: str, row: dict) -> list[str]:
+    """A step of bench/presets.py, as it is printed and as the page has it."""
+    if "failed" in row:
+        return [name, "", "", "", row["failed"]]
+    images = f"{row['batch']} x {row['size']} px"
+    images += f" ({row['batch_wanted']} do not fit)" if row["batch"] < row["batch_wanted"] else ""
+    model = f"{row['model']}, {row['parameters'] / 1e6:.0f} M"
+    return [name, model, images, f"{row['seconds']:.0f}", f"{row['gigabytes']:.1f}"]
+
+
 def presets() -> str:
-    rows = []
-    for name, row in read("presets")["steps"].items():
-        images = f"{row['batch']} x {row['size']} px"
-        images += f" ({row['batch_wanted']} do not fit)" if row["batch"] < row["batch_wanted"] else ""
-        model = f"{row['model']}, {row['parameters'] / 1e6:.0f} M"
-        rows.append([name, model, images, f"{row['seconds']:.0f}", f"{row['gigabytes']:.1f}"])
-    return table(["preset", "model with its head, parameters", "images", "seconds", "GB"], rows)
+    return table(PRESETS, (preset_cells(name, row) for name, row in read("presets")["steps"].items()))
 
 
 def environment() -> str:
