@@ -2,8 +2,9 @@
 
     python bench/aot.py        # bench/results/aot.json: registers, spills, widths of loads and stores, rounding
 
-Nothing runs on a device. Registers and spills come from `cuobjdump`, load and store widths from the disassembly, the
-rounding of bfloat16 from the PTX: `cvt.rn` rounds to nearest, halves to even.
+Nothing runs on a device: each launch goes through Triton's launcher with tensors on the CPU, and stops when its kernel
+is compiled. Registers and spills come from `cuobjdump`, load and store widths from the disassembly, the rounding of
+bfloat16 from the PTX: `cvt.rn` rounds to nearest, halves to even.
 """
 
 from __future__ import annotations
@@ -14,67 +15,87 @@ import json
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+import torch
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
-from gpu_logicmix.augment import augment_kernels, augment_launch, kernels
+from gpu_logicmix.augment import augment_launch, kernels
+from gpu_logicmix.augment.randaugment import RandAugment
 
 RESULTS = Path(__file__).parent / "results" / "aot.json"
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-POINTER = {"uint8": "*u8", "int8": "*i8", "bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "int64": "*i64"}
+SIZE, ODD = (448, 448), (45, 51)  # the second: not a multiple of a block
 
 
-def compiled(function, signature: dict, constants: dict, arch: int, warps: int, aligned: list[str]):
-    """A kernel for `arch`; `aligned` names the arguments that are multiples of 16."""
-    names = function.arg_names
-    source = ASTSource(
-        fn=function,
-        signature={name: signature.get(name, "constexpr") for name in names},
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
-    )
-    options = {"num_warps": warps, "enable_fp_fusion": False}
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+class Device:
+    """What Triton asks a GPU before it compiles."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_device(self) -> int:
+        return self.arch  # kernels are kept by device: one for each architecture
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+
+def compiled(arch: int, launch: Callable, *arguments: Any) -> list:
+    """The kernels that a launch takes, for `arch`, each up to the moment before it would run. The tensors are on the
+    CPU. Triton's own launcher decides which arguments are constants and which are aligned, as it does on a GPU."""
+    found = []
+    run = JITFunction.run
+
+    def compile_alone(self: JITFunction, *args: Any, warmup: bool, **options: Any) -> None:
+        found.append(run(self, *args, warmup=True, **options))
+
+    before = driver._active  # asking for it by its name would look for a GPU
+    driver.set_active(Device(arch))
+    try:
+        with mock.patch.object(JITFunction, "run", compile_alone):
+            launch(*arguments)
+    finally:
+        driver._active = before
+    return found
+
+
+def groups(batch: int, k: int) -> tuple[Tensor, Tensor]:
+    return torch.zeros(batch, k, dtype=torch.int64), torch.ones(batch, dtype=torch.int64)
 
 
 def mix(arch: int, table: str, out: str, k: int, finish: bool = True, weighted: bool = False, even: bool = True):
-    pointers = {"table": POINTER[table], "out": POINTER[out], "index": "*i64", "size": "*i64"}
-    pointers |= {"weight": "*fp32" if weighted else "*i64"}
-    pointers |= dict.fromkeys(("scale", "shift"), "*fp32" if finish else "*i64")
-    constants = {"K": k, "WEIGHTED": weighted, "FINISH": finish, "CHANNELS": 3 if finish else 1}
-    constants |= {"ROUND": out == "uint8", "EVEN": even, "BLOCK": kernels.BLOCK}
-    aligned = [*pointers, *(["row", "inner"] if even else [])]
-    signature = {**pointers, "row": "i32", "inner": "i32"}
-    return compiled(kernels.mix_kernel, signature, constants, arch, kernels.WARPS, aligned)
+    height, width = SIZE if even else ODD
+    rows = torch.zeros(4, 3 * height * width, dtype=getattr(torch, table))
+    constants = (torch.ones(3), torch.zeros(3)) if finish else (None, None)
+    weight = torch.ones(4, k) if weighted else None
+    arguments = (rows, *groups(4, k), weight, *constants, height * width, getattr(torch, out))
+    return compiled(arch, kernels.launch_mix, *arguments)[0]
 
 
 def labels(arch: int, dtype: str, k: int):
-    pointers = {"labels": POINTER[dtype], "out": POINTER[dtype], "index": "*i64", "size": "*i64"}
-    numbers = {"categories": "i32", "step": "i32", "stride": "i32", "unknown": "fp32" if "float" in dtype else "i32"}
-    constants = {"K": k, "ASSUME": kernels.KEEP, "BLOCK": kernels.LABEL_BLOCK}
-    return compiled(kernels.or_kernel, {**pointers, **numbers}, constants, arch, 2, [*pointers])
+    targets = torch.zeros(4, 80, dtype=getattr(torch, dtype))
+    return compiled(arch, kernels.launch_or, targets, *groups(4, k), -1.0, kernels.KEEP)[0]
 
 
 def augment(arch: int, part: str, last: bool = True, even: bool = True, mirror: bool = False, nearest: bool = False):
     """A kernel of RandAugment: statistics, tables or apply."""
-    function = getattr(augment_kernels, f"{part}_kernel")
-    pointers = {"images": "*u8", "out": "*u8", "tables": "*u8", "mirror": "*u8", "stats": "*i32"}
-    pointers |= {"operations": "*i64", "signs": "*i64"}
-    whole = dict.fromkeys(("height", "width", "row", "pixels", "step", "keep", "level", "dx", "dy"), "i32")
-    whole["codes"] = "i64"
-    numbers = ("strength", "sin", "versine", "shear_x", "shear_y", "aspect", "fill_0", "fill_1", "fill_2")
-    signature = pointers | whole | dict.fromkeys(numbers, "fp32")
-    block = augment_launch.BLOCK * (2 if part == "statistics" else 1)
-    constants = {"CHANNELS": 3, "LAST": last, "CHUNK": augment_launch.CHUNK, "BLOCK": block}
-    constants |= {"MIRROR": mirror, "NEAREST": nearest, "EVEN": even}
-    names = function.arg_names
-    signature, constants = ({k: v for k, v in d.items() if k in names} for d in (signature, constants))
-    # 448 x 448: every whole number of the shape is a multiple of 16. One from a plan [B, N] to the next sample is not.
-    aligned = [n for n in names if n in pointers] + [n for n in ("height", "width", "row", "pixels") if n in names]
-    return compiled(function, signature, constants, arch, augment_launch.WARPS, aligned if even else [])
+    transform = RandAugment(n=2, interpolation="nearest" if nearest else "bilinear")
+    images = torch.zeros(4, 3, *(SIZE if even else ODD), dtype=torch.uint8)
+    images = images.contiguous(memory_format=torch.channels_last) if last else images
+    flip = torch.zeros(4, dtype=torch.bool) if mirror else None
+    arguments = (images, *transform.plan(4), flip, transform._magnitudes(images))
+    return compiled(arch, augment_launch.augmented, *arguments)[("statistics", "tables", "apply").index(part)]
 
 
 def look_at(kernel) -> dict:

@@ -2,11 +2,13 @@
 
 import itertools
 import sys
+from unittest import mock
 
 import torch
 
-from gpu_logicmix.augment import augment_launch, kernels
+from gpu_logicmix.augment import apply, augment_launch, kernels
 from gpu_logicmix.augment.apply import mix_images, or_targets
+from gpu_logicmix.augment.finish import Ending
 from gpu_logicmix.augment.plan import MixPlan, filled
 from gpu_logicmix.augment.randaugment import OPERATIONS, AugmentPlan, RandAugment, mirrored
 
@@ -32,6 +34,33 @@ def oracle(table, index, size, weight):
         total = sum(w * table[m].double() for w, m in zip(share, members, strict=False))
         rows.append(total / len(members) if weight is None else total)  # in one division, so that halves are halves
     return torch.stack(rows)
+
+
+def spaced(tensor):
+    """The same values, with others between them in memory."""
+    return torch.stack([tensor, torch.full_like(tensor, 77)], dim=-1).select(-1, 0)
+
+
+def sliced():
+    """Batches with holes in memory, or with less memory than samples, against the torch way on the CPU."""
+    cases = 0
+    for dtype, finish in itertools.product((U8, FL), (False, True)):
+        pixels = torch.randint(0, 256, (8, 4, 6, 10)).to(dtype)
+        last = pixels.contiguous(memory_format=torch.channels_last)
+        for batch in (
+            pixels[:, :3], pixels[::2], pixels[:1].expand(5, -1, -1, -1), pixels[..., ::2], pixels[:, 1:2, :, ::2],
+            pixels[:, :, 2:], last[:, :3], last[::2], last[:, :, 1:], spaced(pixels),
+        ):  # fmt: skip
+            index, size, _ = groups(len(batch), len(batch), 3)
+            plan = MixPlan(index, spaced(size), size > 1)
+            ending = Ending(FL, torch.rand(batch.shape[1]), torch.rand(batch.shape[1])) if finish else None
+            want = mix_images(batch, plan, ending=ending)
+            with mock.patch.object(apply, "_by_kernel", lambda *_: True):
+                got = mix_images(batch, plan, ending=ending)
+            assert (got.stride(), got.dtype) == (want.stride(), want.dtype)
+            torch.testing.assert_close(got, want, rtol=0, atol=0 if want.dtype == U8 else 1e-4)
+            cases += 1
+    print(cases, "cases")
 
 
 def images():
@@ -86,6 +115,7 @@ def labels():
         if cases % 4 == 1:
             targets = targets.T.contiguous().T  # column-major
         index, size, _ = groups(7, 9, k)
+        size = spaced(size) if cases % 5 == 1 else size
         got = kernels.launch_or(targets, index, size, unknown, modes.index(mode))
         want = or_targets(targets, filled(MixPlan(index, size, size > 1)), unknown, mode)
         assert got.dtype == want.dtype
@@ -135,7 +165,8 @@ def randaugment():
     assert off.max() <= 1
     pixels = torch.randint(0, 256, (5, 3, 9, 14), dtype=U8)[:, :, 1:]
     mirror = torch.tensor([True, False, True, True, False])
-    assert torch.equal(augment_launch.mirrored(pixels, mirror), mirrored(pixels, mirror))
+    for flags in (mirror, spaced(mirror), mirror.long()):
+        assert torch.equal(augment_launch.mirrored(pixels, flags), mirrored(pixels, mirror))
     nothing = torch.zeros(5, 0, dtype=torch.int64)
     none = augment_launch.augmented(pixels, nothing, nothing, mirror, RandAugment()._magnitudes(pixels))
     assert torch.equal(none, mirrored(pixels, mirror))
@@ -143,8 +174,8 @@ def randaugment():
     odd, sign = torch.tensor([[-3], [14], [99], [0], [0]]), torch.ones(5, 1, dtype=torch.int64)
     same = augment_launch.augmented(pixels, odd, sign, None, RandAugment()._magnitudes(pixels))
     assert torch.equal(same, pixels)
-    print(cases + 6, "cases")
+    print(cases + 8, "cases")
 
 
 if __name__ == "__main__":
-    {"images": images, "labels": labels, "randaugment": randaugment}[sys.argv[1]]()
+    {"images": images, "sliced": sliced, "labels": labels, "randaugment": randaugment}[sys.argv[1]]()

@@ -65,10 +65,11 @@ def statistics_kernel(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    b = tl.program_id(1).to(tl.int64)
+    chunks = tl.cdiv(pixels, CHUNK)
+    b = (tl.program_id(0) // chunks).to(tl.int64)
     operation = _operation(operations, b, step, codes)
-    source = images + b * row.to(tl.int64)
-    start = tl.program_id(0) * CHUNK
+    source = images + b * tl.cast(row, tl.int64)
+    start = tl.program_id(0) % chunks * CHUNK
     stats += b * ((CHANNELS + 1) * 256)
     apart: tl.constexpr = CHANNELS if LAST else 1  # bytes from one pixel to the next
     if (operation == AUTOCONTRAST) | (operation == EQUALIZE):
@@ -127,7 +128,7 @@ def tables_kernel(
         result = _clipped(value * factor)
     elif operation == CONTRAST:
         grey = tl.load(stats + (b * (CHANNELS + 1) + CHANNELS) * 256).to(tl.float32)
-        mean = tl.div_rn(tl.div_rn(grey, height.to(tl.float32)), width.to(tl.float32))
+        mean = tl.div_rn(tl.div_rn(grey, tl.cast(height, tl.float32)), tl.cast(width, tl.float32))
         result = _clipped(value * factor + mean * (1.0 - factor))
     elif (operation == AUTOCONTRAST) | (operation == EQUALIZE):
         counts = tl.load(stats + (b * (CHANNELS + 1) + c) * 256 + x)
@@ -160,7 +161,7 @@ def _tap(source, y, x, c, outside, height, width, flip, within, CHANNELS: tl.con
 def _ticks(i, size):
     """The coordinate of pixel i of `size`, as `torch.linspace` has it: from both ends towards the middle."""
     one = tl.full([1], 1.0, tl.float32)
-    length = size.to(tl.float32) + tl.zeros([1], tl.float32)
+    length = tl.cast(size, tl.float32) + tl.zeros([1], tl.float32)
     start = tl.div_rn(one, length) - 1.0
     step = tl.div_rn(-start - start, tl.maximum(length - 1.0, 1.0))
     return tl.where(i < size // 2, start + step * i.to(tl.float32), -start - step * (size - 1 - i).to(tl.float32))
@@ -174,8 +175,8 @@ def _warped(source, y, x, c, outside, operation, sign, sin, versine, shear_x, sh
     cos = 1.0 - rotates * versine
     shear_x = (operation == SHEAR_X).to(tl.float32) * sign * shear_x
     shear_y = (operation == SHEAR_Y).to(tl.float32) * sign * shear_y
-    across = width.to(tl.float32)
-    down = height.to(tl.float32)
+    across = tl.cast(width, tl.float32)
+    down = tl.cast(height, tl.float32)
     u = _ticks(x, width)
     v = _ticks(y, height)
     # From -1..1 to pixels, as `grid_sample` does it.
@@ -232,11 +233,12 @@ def apply_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     # B * row may be past 2^31: bases are 64 bits wide, places in an image 32.
-    b = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(row, BLOCK)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    i = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     within = i < row
     operation = _operation(operations, b, step, codes)
-    source = images + b * row.to(tl.int64)
+    source = images + b * tl.cast(row, tl.int64)
     flip = tl.load(mirror + b).to(tl.int32) if MIRROR else 0
     c = i % CHANNELS if LAST else i // (height * width)
     pixel = i // CHANNELS if LAST else i % (height * width)
@@ -265,7 +267,7 @@ def apply_kernel(
             result = tl.load(source + at, mask=within, other=0)
         if operation != IDENTITY:
             result = tl.load(tables + (b * CHANNELS + c) * 256 + result.to(tl.int32), mask=within, other=0)
-    target = out + b * row.to(tl.int64) + i
+    target = out + b * tl.cast(row, tl.int64) + i
     if EVEN:
         tl.store(target, result)
     else:

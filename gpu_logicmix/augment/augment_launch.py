@@ -48,7 +48,7 @@ def _layout(images: Tensor) -> tuple[int, int, int, bool]:
 def launch_statistics(images: Tensor, operations: Tensor, codes: int, stats: Tensor) -> None:
     channels, height, width, last = _layout(images)
     pixels = height * width
-    grid = (triton.cdiv(pixels, CHUNK), len(images))
+    grid = (triton.cdiv(pixels, CHUNK) * len(images),)
     step = operations.stride(0)
     with on_device(images.device):
         statistics_kernel[grid](
@@ -85,8 +85,8 @@ def launch_apply(
     codes, _, _, dx, dy, nearest = whole
     *rest, fill_0, fill_1, fill_2 = numbers
     with on_device(images.device):
-        apply_kernel[triton.cdiv(row, BLOCK), len(images)](
-            images, operations, signs, images if mirror is None else mirror.view(torch.uint8), tables, out,
+        apply_kernel[(triton.cdiv(row, BLOCK) * len(images),)](
+            images, operations, signs, images if mirror is None else mirror, tables, out,
             height, width, row, operations.stride(0), codes, dx, dy, *rest, fill_0, fill_1, fill_2,
             MIRROR=mirror is not None, NEAREST=bool(nearest), CHANNELS=channels, LAST=last, EVEN=row % BLOCK == 0,
             BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False,
@@ -131,6 +131,7 @@ def augmented(
     whole, fill = list(magnitudes[:6]), magnitudes.fill or (0.0,)
     numbers = [*magnitudes[6:12], *(fill * 3 if len(fill) == 1 else fill)]
     operations, signs, rounds = operations.contiguous(), signs.contiguous(), operations.shape[1]
+    mirror = None if mirror is None else _flags(mirror)
     stats = torch.zeros(rounds, len(images), channels + 1, 256, dtype=torch.int32, device=images.device)
     for n in range(rounds):
         operation, sign = operations[:, n], signs[:, n]
@@ -142,8 +143,13 @@ def augmented(
 
 def mirrored(images: Tensor, mirror: Tensor) -> Tensor:
     """One pass, with the codes that make every operation Identity: nothing but `mirror` is read of a plan."""
-    flags = mirror.view(torch.uint8)
-    return apply(_dense(images), flags, flags, mirror, flags, [0] * 6, [0.0] * 9)
+    flags = _flags(mirror)
+    return apply(_dense(images), flags, flags, flags, flags, [0] * 6, [0.0] * 9)
+
+
+def _flags(mirror: Tensor) -> Tensor:
+    """A byte for each sample."""
+    return mirror.bool().contiguous().view(torch.uint8)
 
 
 def _dense(images: Tensor) -> Tensor:

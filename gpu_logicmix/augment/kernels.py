@@ -4,6 +4,9 @@ Both read the plan on the device. Places past the size of a group are never read
 a row of numbers as it lies in memory, so every memory format takes the same path. The accumulator is float32; the
 multiplication and the addition of the normalisation are rounded apart (no fused multiply-add), as torch does it.
 
+Whole numbers among the arguments become constants where they are 1, which `tl.cast` takes and `.to` does not. All
+programs are on the first axis of the grid, the only one that can be longer than 65,535.
+
 `mix_rows` and `or_rows` are operators of torch, so they run on fake tensors too. Only eager code calls them: under
 `torch.compile` plain indexing becomes one kernel together with what comes before and after it.
 """
@@ -29,7 +32,7 @@ KEEP, ABSENT_IF_MIXED, ABSENT = 0, 1, 2
 
 @triton.jit
 def mix_kernel(
-    table,  # [N, row]
+    table,  # [N, row], each row in one piece
     index,  # [B, K] int64
     size,  # [B] int64
     weight,  # [B, K] float32, read if WEIGHTED
@@ -37,6 +40,7 @@ def mix_kernel(
     scale,  # [channels] float32, read if FINISH
     shift,  # [channels] float32
     row,  # numbers in a sample
+    step,  # numbers from one row of `table` to the next
     inner,  # numbers that lie together in one channel: H * W, or 1 for channels_last
     K: tl.constexpr,
     WEIGHTED: tl.constexpr,
@@ -47,14 +51,15 @@ def mix_kernel(
     BLOCK: tl.constexpr,
 ):
     # B * row may be past 2^31: bases are 64 bits wide, columns 32.
-    b = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(row, BLOCK)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     within = column < row
     members = tl.load(size + b).to(tl.int32)
     total = tl.zeros([BLOCK], tl.float32)
     for k in tl.static_range(K):
         if k < members:
-            source = table + tl.load(index + b * K + k) * row.to(tl.int64) + column
+            source = table + tl.load(index + b * K + k) * tl.cast(step, tl.int64) + column
             pixel = (tl.load(source) if EVEN else tl.load(source, mask=within, other=0)).to(tl.float32)
             total += pixel * tl.load(weight + b * K + k) if WEIGHTED else pixel
     if not WEIGHTED:
@@ -64,7 +69,7 @@ def mix_kernel(
         total = total * tl.load(scale + channel) + tl.load(shift + channel)
     if ROUND:
         total = (total + 8388608.0) - 8388608.0  # 2^23: the sum has no room for a fraction, and rounds it off
-    target = out + b * row.to(tl.int64) + column
+    target = out + b * tl.cast(row, tl.int64) + column
     if EVEN:
         tl.store(target, total.to(out.dtype.element_ty))
     else:
@@ -85,8 +90,9 @@ def or_kernel(
     ASSUME: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    b = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(categories, BLOCK)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     within = column < categories
     members = tl.load(size + b).to(tl.int32)
     kind = out.dtype.element_ty
@@ -95,7 +101,8 @@ def or_kernel(
     absent = column >= 0
     for k in tl.static_range(K):
         if k < members:
-            source = labels + tl.load(index + b * K + k) * step.to(tl.int64) + column * stride.to(tl.int64)
+            sample = labels + tl.load(index + b * K + k) * tl.cast(step, tl.int64)
+            source = sample + column * tl.cast(stride, tl.int64)
             label = tl.load(source, mask=within, other=0)
             lacks = label == 0
             if ASSUME > 0:
@@ -105,7 +112,7 @@ def or_kernel(
     one = tl.full([BLOCK], 1, kind)
     zero = tl.full([BLOCK], 0, kind)
     result = tl.where(present, one, tl.where(absent, zero, hidden))
-    tl.store(out + b * categories.to(tl.int64) + column, result, mask=within)
+    tl.store(out + b * tl.cast(categories, tl.int64) + column, result, mask=within)
 
 
 def launch_mix(
@@ -118,12 +125,14 @@ def launch_mix(
     inner: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """rows [N, row], contiguous -> [B, row] of `dtype`: the mean of each group, times `scale` plus `shift` of its
+    """rows [N, row] -> [B, row] of `dtype`: the mean of each group, times `scale` plus `shift` of its
     channel, rounded if `dtype` is uint8."""
     batch, k = index.shape
     row = table.shape[1]
-    out = table.new_empty(batch, row, dtype=dtype)
-    grid = (triton.cdiv(row, BLOCK), batch)
+    table = table if table.stride(1) == 1 else table.contiguous()
+    size = size.contiguous()
+    out = torch.empty(batch, row, dtype=dtype, device=table.device)
+    grid = (triton.cdiv(row, BLOCK) * batch,)
     with on_device(table.device):
         mix_kernel[grid](
             table,
@@ -134,6 +143,7 @@ def launch_mix(
             size if scale is None else scale,
             size if shift is None else shift,
             row,
+            table.stride(0),
             inner,
             K=k,
             WEIGHTED=weight is not None,
@@ -153,13 +163,13 @@ def launch_or(targets: Tensor, index: Tensor, size: Tensor, unknown: float, assu
     categories = targets.shape[1]
     labels = targets.view(torch.uint8) if targets.dtype == torch.bool else targets
     out = torch.empty(len(index), categories, dtype=labels.dtype, device=labels.device)
-    grid = (triton.cdiv(categories, LABEL_BLOCK), len(index))
+    grid = (triton.cdiv(categories, LABEL_BLOCK) * len(index),)
     value = float(unknown) if labels.is_floating_point() else int(unknown)
     with on_device(labels.device):
         or_kernel[grid](
             labels,
             index.contiguous(),
-            size,
+            size.contiguous(),
             out,
             categories,
             labels.stride(0),
@@ -169,6 +179,7 @@ def launch_or(targets: Tensor, index: Tensor, size: Tensor, unknown: float, assu
             ASSUME=assume,
             BLOCK=LABEL_BLOCK,
             num_warps=2,
+            enable_fp_fusion=False,
         )
     return out.view(torch.bool) if targets.dtype == torch.bool else out
 
@@ -193,7 +204,7 @@ def _(
     inner: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    return table.new_empty(index.shape[0], table.shape[1], dtype=dtype)
+    return torch.empty(index.shape[0], table.shape[1], dtype=dtype, device=table.device)
 
 
 @or_rows.register_fake

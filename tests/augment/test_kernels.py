@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpu_logicmix import GPULogicMix, Mixup, MixupPME, MultiLabelMixup, OrMixup, RandAugment, RandomHorizontalFlip
-from gpu_logicmix.augment import augment_kernels
+from gpu_logicmix.augment import augment_kernels, augment_launch, kernels
 from gpu_logicmix.augment.randaugment import OPERATIONS
 
 pytest.importorskip("triton")
@@ -18,7 +18,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["images", "labels", "randaugment"])
+@pytest.mark.parametrize("part", ["images", "sliced", "labels", "randaugment"])
 def test_kernels_in_the_interpreter(part):
     """In a process of its own: Triton decides on import whether it interprets."""
     checks = Path(__file__).parent.parent / "interpreted.py"
@@ -28,6 +28,56 @@ def test_kernels_in_the_interpreter(part):
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "cases" in result.stdout
+
+
+# What Triton makes of a launch depends on its arguments: those that are 1 become constants.
+U8 = torch.uint8
+LABELS = {
+    "a row is 80 labels": torch.zeros(4, 80, dtype=torch.int8),
+    "column-major": torch.zeros(80, 4).T,
+    "one category": torch.zeros(4, 1, dtype=torch.int64),
+    "one sample": torch.zeros(1, 80, dtype=torch.bool),
+}
+ROWS = {
+    "a block": torch.zeros(4, 1024, dtype=U8),
+    "odd": torch.zeros(4, 75),
+    "one number": torch.zeros(4, 1),
+    "three of four channels": torch.zeros(4, 4 * 64)[:, : 3 * 64],
+    "the same sample": torch.zeros(1, 75).expand(4, 75),
+}
+SHAPES = [(3, 32, 32), (3, 1, 9), (1, 9, 1), (3, 1, 1)]
+
+
+@pytest.fixture
+def compiled(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    aot = script("bench/aot.py")
+    return lambda launch, *arguments: aot.compiled(80, launch, *arguments)
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+@pytest.mark.parametrize("mode", [kernels.KEEP, kernels.ABSENT_IF_MIXED])
+def test_the_label_kernel_compiles_as_it_is_launched(compiled, labels, mode):
+    index, size = torch.zeros(len(labels), 3, dtype=torch.int64), torch.ones(len(labels), dtype=torch.int64)
+    assert len(compiled(kernels.launch_or, labels, index, size, -1.0, mode)) == 1
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("finish", [False, True])
+def test_the_image_kernel_compiles_as_it_is_launched(compiled, rows, finish):
+    index, size = torch.zeros(4, 3, dtype=torch.int64), torch.ones(4, dtype=torch.int64)
+    constants = (torch.ones(1), torch.zeros(1)) if finish else (None, None)
+    assert len(compiled(kernels.launch_mix, rows, index, size, None, *constants, 1, torch.bfloat16)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("names", [OPERATIONS, ("AutoContrast",)], ids=["all", "one"])
+def test_randaugment_compiles_as_it_is_launched(compiled, shape, names):
+    images, augment = torch.zeros(4, *shape, dtype=U8), RandAugment(1, 30, ops=names)
+    mirror = torch.zeros(4, dtype=torch.bool)
+    arguments = (images, *augment.plan(4), mirror, augment._magnitudes(images))
+    assert len(compiled(augment_launch.augmented, *arguments)) == 3
 
 
 class Names(torch.utils._python_dispatch.TorchDispatchMode):
