@@ -24,7 +24,9 @@ class Output:
 
     @property
     def _stream(self) -> Any:
-        return getattr(sys, self._name)
+        stream = getattr(sys, self._name)
+        # While a bar is shown, rich puts a proxy there that prints through its console: through this file, endlessly.
+        return getattr(stream, "rich_proxied_file", stream)
 
     def write(self, text: str) -> int:
         if not self._lost and self._stream is not None:
