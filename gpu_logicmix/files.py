@@ -130,6 +130,14 @@ def waited_lock(folder: Path, name: str = "lock") -> Iterator[None]:
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
+def at_home(path: str | Path) -> Path:
+    """A path with `~` and `~user` replaced."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise DataError(f"{path}: there is no such user; write the whole path") from None
+
+
 def read_text(path: Path) -> str:
     """The text of an annotation file, which must be there and not be empty."""
     try:

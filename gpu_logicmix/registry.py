@@ -22,6 +22,8 @@ import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar, Union
 
+from torch import nn
+
 Class = TypeVar("Class", bound=type)
 _SWITCH = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
 
@@ -32,7 +34,9 @@ def imported(option: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), own, None)
     except ImportError as error:
-        raise ValueError(f"{option}={name!r}: cannot import {module!r} ({error})") from None
+        raise ValueError(
+            f"{option}={name!r}: cannot import {module!r} ({error}); its folder must be on PYTHONPATH"
+        ) from None
 
 
 class Registry:
@@ -72,7 +76,8 @@ class Registry:
         if ":" in name:
             found = imported(self.kind, name)  # registers its methods
             found = self._classes.get(name.rpartition(":")[2]) or found
-            if not isinstance(found, type):
+            # Checked before it is called: the name may come from the config.toml of somebody else's run.
+            if not isinstance(found, type) or not issubclass(found, nn.Module):
                 module, _, own = name.rpartition(":")
                 raise ValueError(f"{self.kind}={name!r}: {module} has no {self.kind} {own!r}")
             return found

@@ -27,12 +27,11 @@ def check(
 
         gpu-logicmix check --device cuda
     """
-    import torch
-
     from gpu_logicmix.augment.check import CHECKS
     from gpu_logicmix.progress import progress_bar
+    from gpu_logicmix.train.distributed import usable_device
 
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    where = usable_device(device)
     cases = mix_cases(where)
     total = len(CHECKS) + len(cases) + step_count(where)
     with progress_bar(total, "checking", unit=None, console=screen.console) as bar:

@@ -220,6 +220,8 @@ def cache(
 
         gpu-logicmix cache coco:/data/coco --to /scratch --size 448
     """
+    if days is not None and not remove:
+        raise ValueError(f"--days {days:g}: goes with --prune")
     if show or remove:
         _caches(to, remove, days)
         return

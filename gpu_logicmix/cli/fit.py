@@ -122,7 +122,8 @@ def fit(
         train(chosen, folder, resume=resume, command=command, console=screen.console)
     except Interrupted as stopped:
         screen.say(printable(stopped), "yellow")
-        raise typer.Exit(130 if stopped.signum == signal.SIGINT else 0) from None
+        kept = stopped.signum != signal.SIGINT and (folder / "last.pt").exists()
+        raise typer.Exit(0 if kept else 128 + stopped.signum) from None
     runs.write_report(folder)
 
 
@@ -136,6 +137,8 @@ def _chosen(given: dict[str, Any], preset: str | None, file: Path | None, resume
         if out is None:
             raise ValueError("--resume: which run? Add --out FOLDER")
         if _has_run(out):
+            if preset is not None:
+                raise ValueError(f"--preset {preset}: {out} has a run with its own options; leave --preset out")
             return replace(read_config(out), **given)
         if resume == "must":
             raise ValueError(f"{out}: no run to resume; start one without --resume")

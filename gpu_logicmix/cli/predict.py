@@ -10,7 +10,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -19,6 +19,7 @@ from gpu_logicmix.cli import screen
 from gpu_logicmix.cli.options import Device, RunFolder, Threads, given
 from gpu_logicmix.cli.runs import BatchSize, Use
 from gpu_logicmix.errors import printable, shown
+from gpu_logicmix.files import written_whole
 from gpu_logicmix.progress import progress_bar
 
 SUFFIXES = (".csv", ".jsonl", ".parquet", ".json")
@@ -55,6 +56,9 @@ def predict(
 
     if out is not None and out.suffix not in SUFFIXES:
         raise ValueError(f"--out {out}: must end in {', '.join(SUFFIXES)}")
+    for name, path in (("--out", out), ("--sheet", sheet)):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{name} {path}: there is no folder {path.parent}; make it first")
     found = Predictions(run, images, use, **given(device=device, threads=threads, batch_size=batch_size))
     table, count = Table(), 0
     table.add_column("image", overflow="fold")  # names often differ at the end alone
@@ -102,17 +106,26 @@ def _line(part: Any, i: int, categories: list[str], top: int) -> str:
 # -------------------------------------------------------------------------------------------------------------- files
 @contextlib.contextmanager
 def _writer(path: Path, found: Any, topk: int | None) -> Iterator[Write]:
+    """The file is there when all of it is: until then an earlier one stays."""
     if path.suffix == ".parquet":
-        with _parquet(path, found, topk) as write:
+        with written_whole(path, "wb") as file, _parquet(path, file, found, topk) as write:
             yield write
         return
     # File names need not be UTF-8: their bytes pass through as they are.
-    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+    with written_text(path, errors="surrogateescape") as file:
         make = {".csv": _wide_csv if topk is None else _long_csv, ".jsonl": _json_lines, ".json": _json}[path.suffix]
         write = make(file, found, topk)
         yield write
         if path.suffix == ".json":
             file.write("\n}\n")
+
+
+@contextlib.contextmanager
+def written_text(path: Path, errors: str) -> Iterator[IO[str]]:
+    with written_whole(path, "wb") as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", errors=errors, newline="")
+        yield text
+        text.detach()  # the file stays open: it is synced and renamed
 
 
 def _names(part: Any, i: int, categories: list[str]) -> list[str]:
@@ -178,7 +191,7 @@ def _json(file: Any, found: Any, topk: int | None) -> Write:
 
 
 @contextlib.contextmanager
-def _parquet(path: Path, found: Any, topk: int | None) -> Iterator[Write]:
+def _parquet(path: Path, file: IO[bytes], found: Any, topk: int | None) -> Iterator[Write]:
     """A row for each image and category, a row group for each batch."""
     try:
         import pyarrow
@@ -188,7 +201,7 @@ def _parquet(path: Path, found: Any, topk: int | None) -> Iterator[Write]:
     text = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
     kinds = {"image": text, "category": text, "probability": pyarrow.float32(), "threshold": pyarrow.float32()}
     schema = pyarrow.schema({**kinds, "predicted": pyarrow.bool_()})
-    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+    with pyarrow.parquet.ParquetWriter(file, schema) as writer:
 
         def write(part: Any) -> None:
             rows = []
@@ -215,7 +228,7 @@ def _sheet(path: Path, found: Any, top: int, limit: int) -> Iterator[Write]:
     """One HTML file that needs no other: the images small, with what is predicted. All names are escaped, and the page
     may load nothing."""
     left = limit
-    with open(path, "w", encoding="utf-8", errors="replace") as file:
+    with written_text(path, errors="replace") as file:
         most = f"; these are the first {limit:,}" if len(found.files) > limit else ""
         policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
         file.write(

@@ -36,6 +36,7 @@ from gpu_logicmix.data.vg import list_vg200, list_vg500
 from gpu_logicmix.data.vispr import list_vispr
 from gpu_logicmix.data.voc import list_voc2007, list_voc2012
 from gpu_logicmix.errors import BadImage, DataError
+from gpu_logicmix.files import at_home
 
 __all__ = [
     "BadImage",
@@ -103,7 +104,7 @@ def open_dataset(
         shapes.labels = fitting(shapes.labels, labels)
         return shapes
 
-    root: Any = path if name == "tar" and is_remote(path) else Path(path).expanduser()
+    root: Any = path if name == "tar" and is_remote(path) else at_home(path)
     if isinstance(root, Path) and not root.exists():
         raise DataError(f"{root}: no such file or folder")
     listing = opener(root, split, **options)

@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import time
 import zlib
 from pathlib import Path
@@ -29,7 +28,7 @@ from gpu_logicmix.data.cache_build import build_cache, raise_bad
 from gpu_logicmix.data.dataset import ImageDataset
 from gpu_logicmix.data.images import digest_of
 from gpu_logicmix.errors import BadImage, DataError
-from gpu_logicmix.files import fcntl, open_plain, read_text, sync_folder, waited_lock
+from gpu_logicmix.files import at_home, fcntl, open_plain, read_text, sync_folder, waited_lock
 from gpu_logicmix.progress import progress_bar
 
 VERSION = 2  # of the file format and of how images are decoded and resized
@@ -46,7 +45,7 @@ def cache_dataset(
     origin = dataset.source
     if isinstance(origin, CacheSource):
         raise DataError("this dataset is read from a cache already")
-    directory = Path(directory).expanduser()
+    directory = at_home(directory)
     parts = origin.parts()
     fingerprint = digest_of({**parts, "version": str(VERSION)})
     name = re.sub(r"[^\w.-]", "_", f"{dataset.name}-{dataset.split}")
@@ -229,6 +228,11 @@ def read_manifest(folder: Path) -> dict | None:
 
 
 # ------------------------------------------------------------------------------------------------ what lies in a folder
+# What a cache consists of, and how its folder is called: DATASET-SPLIT-SIZE-CHECKSUM.
+_FILES = ("manifest.json", "images.u8", "images.u8.part", "crc32.u4", "progress.jsonl", "bad.txt", "lock")
+_NAME = re.compile(r"-\d+-[0-9a-f]{12}\Z")
+
+
 class CacheInfo(NamedTuple):
     folder: Path
     state: str  # finished, unfinished, damaged
@@ -245,12 +249,12 @@ class CacheInfo(NamedTuple):
 def list_caches(directory: str | Path) -> list[CacheInfo]:
     """The caches in a folder, and those that were begun, the last used first."""
     found = []
-    directory = Path(directory).expanduser()
+    directory = at_home(directory)
     if not directory.is_dir():
         raise DataError(f"{directory}: no such folder")
     for folder in sorted(directory.iterdir()):
-        names = {"manifest.json", "images.u8", "images.u8.part", "progress.jsonl"}
-        if folder.is_symlink() or not folder.is_dir() or not any((folder / name).exists() for name in names):
+        ours = _NAME.search(folder.name) and not folder.is_symlink() and folder.is_dir()
+        if not ours or not any((folder / name).exists() for name in _FILES):
             continue
         manifest: dict = {}
         try:
@@ -292,11 +296,15 @@ def prune(directory: str | Path, *, days: float | None = None) -> list[CacheInfo
         old = days is not None and time.time() - info.used > days * 86400
         if info.in_use or not (info.state != "finished" or info.outdated or old):
             continue
-        (info.folder / "manifest.json").unlink(missing_ok=True)  # from now on it is no cache
-        shutil.rmtree(info.folder)
+        for name in _FILES:  # the manifest first: from then on it is no cache
+            (info.folder / name).unlink(missing_ok=True)
+        for left in info.folder.glob(".*.tmp"):  # by a build that was killed
+            left.unlink()
+        with contextlib.suppress(OSError):  # somebody else's files are in it
+            info.folder.rmdir()
         removed.append(info)
     if removed:
-        sync_folder(Path(directory).expanduser())
+        sync_folder(at_home(directory))
     return removed
 
 

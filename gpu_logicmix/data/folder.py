@@ -9,7 +9,7 @@ import numpy as np
 
 from gpu_logicmix.data.files import DataError, Listing
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
 def list_folder(root: Path, split: str) -> Listing:

@@ -148,7 +148,7 @@ def _shards(home: str, split: str) -> tuple[list[str], list[str]]:
 def _indexed(path: str, mark: tuple[int, str]) -> tuple[dict[str, np.ndarray], dict]:
     """The index of a shard, kept or made."""
     place = path if is_remote(path) else os.path.abspath(path)
-    key = f"shard-{hashlib.sha256(json.dumps([1, place, mark]).encode()).hexdigest()[:16]}"
+    key = f"shard-{hashlib.sha256(json.dumps([2, place, mark]).encode()).hexdigest()[:16]}"
     found = load_index(key)
     if found is None:
         found = tried(path, lambda: _read_shard(path)) if is_remote(path) else _read_shard(path)
@@ -182,6 +182,9 @@ def _read_shard(path: str) -> tuple[dict[str, np.ndarray], dict]:
     for key in images:
         if key not in labels:
             raise DataError(f"{path}: image {key!r} has no {key}.json with its labels")
+    for key in labels:
+        if key not in images:
+            raise DataError(f"{path}: {key}.json has no image beside it (looked for {' '.join(sorted(SUFFIXES))})")
     places = np.array(list(images.values()), dtype=np.int64).reshape(-1, 3)
     ids = [labels[key].pop("id", key) for key in images]
     return {"places": places}, {"ids": ids, "labels": [labels[key] for key in images]}

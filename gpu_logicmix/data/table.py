@@ -26,7 +26,7 @@ from gpu_logicmix.data.csvfile import CsvTable, read_csv, read_header
 from gpu_logicmix.data.files import Listing, check_choice, check_paths
 from gpu_logicmix.data.sparse import SparseLabels
 from gpu_logicmix.errors import DataError
-from gpu_logicmix.files import read_text
+from gpu_logicmix.files import at_home, read_text
 
 SPLITS = {"training": "train", "validation": "val", "valid": "val", "dev": "val", "testing": "test"}
 
@@ -93,7 +93,7 @@ def split_rows(splits: Sequence[str] | None, split: str, count: int, file: Path,
 
 
 def image_root(root: str) -> Path:
-    folder = Path(root).expanduser()
+    folder = at_home(root)
     if not folder.is_dir():
         raise DataError(f"root={root!r}: no such folder")
     return folder
@@ -202,7 +202,7 @@ def _in_both(table: CsvTable, rows: Any, names: list[str], train: Path, file: Pa
         return []
     splits = table.texts.get("split")
     if splits is not None:
-        trained = [n for n, s in zip(table.texts["image"], splits, strict=True) if SPLITS.get(s.lower(), s) == "train"]
+        trained = [n for n, s in zip(table.texts["image"], splits, strict=True) if SPLITS.get(s.lower(), s.lower()) == "train"]
     elif train != file and train.exists():
         trained = read_csv(train).texts["image"]
     else:

@@ -32,6 +32,11 @@ def decide(found: Decisions | None) -> Decided | None:
         f"the best {goal}. The validation images had no part in it."
     )
     notes = []
+    if found.outdated:
+        notes.append(
+            "These weights have been written anew since. evaluate, predict and export do not use the thresholds below; "
+            f"gpu-logicmix decide RUN --use {found.weights} fits them again."
+        )
     if found.trained_on:
         notes.append("The backbone was trained on these images: on new ones the figures below will be lower.")
     undecided = [f"{c['name']}: {c.get('reason') or 'not decided'}" for c in found.categories if not c["decided"]]

@@ -12,6 +12,7 @@ import torch
 from markupsafe import Markup
 
 from gpu_logicmix.data import ImageDataset
+from gpu_logicmix.labels import label_counts
 from gpu_logicmix.metrics import average_precision
 from gpu_logicmix.report.charts import Points, Series, line_chart, spark_line
 from gpu_logicmix.report.listing import Cell, Listing, number, share_bar
@@ -80,7 +81,7 @@ def judge(run: Run, train: ImageDataset | None) -> Judged | None:
     order = [int(c) for c in np.argsort(-ap, kind="stable") if not np.isnan(ap[c])]
     positives = None
     if train is not None and list(train.categories) == found.categories:
-        positives = (train.labels == 1).sum(0)
+        positives = label_counts(train.labels, 0).positive
     mean = percent(float(np.nanmean(ap)) if order else None)
     words = f"The mean over {len(order)} categories is {mean} (step AP, over known labels)."
     missing = [found.categories[c] for c in np.flatnonzero(np.isnan(ap))]

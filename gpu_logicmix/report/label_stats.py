@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from gpu_logicmix.augment.logicmix import GPULogicMix, MixPlan, or_targets
+from gpu_logicmix.errors import printable
 from gpu_logicmix.labels import label_counts
 from gpu_logicmix.report.preview import ABSENT, ABSENT_TEXT, PRESENT, PRESENT_TEXT, UNKNOWN
 
@@ -59,7 +60,7 @@ def stats_figure(shares: Sequence[Share], categories: Sequence[str], title: str)
 
 def _plain(text: str) -> str:
     """Without TeX: matplotlib would take what is between two dollar signs for mathematics."""
-    return str(text).replace("$", r"\$")
+    return printable(text).replace("$", r"\$")
 
 
 def _legend_above(axes: Any, columns: int) -> None:

@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 from gpu_logicmix.data import ImageDataset
+from gpu_logicmix.errors import printable
 
 PRESENT, UNKNOWN, ABSENT = "#0072B2", "#E69F00", "#999999"
 # Darker for letters on white: contrast at least 4.5 to 1.
@@ -121,7 +122,7 @@ def _wrap(words: Sequence[str], head: str, font: Any, width: int, most: int) -> 
     lines, line = [], head
     for at, word in enumerate(words):
         more = f" +{len(words) - at}"
-        text = _shorten(word, font, width - 40) + ("," if at < len(words) - 1 else "")
+        text = _shorten(printable(word), font, width - 40) + ("," if at < len(words) - 1 else "")
         joined = f"{line} {text}" if line and line != head else line + text
         last = len(lines) == most - 1
         room = width - (font.getlength(more) if last and at < len(words) - 1 else 0)

@@ -55,7 +55,7 @@ def report_run(folder: str | Path) -> Path:
 def mixed_batch(train: ImageDataset, config: Config) -> list[Step] | None:
     """A batch after each step of the run's augmentation. Every sample is mixed, whatever p is: that is what to see."""
     images, targets, names = drawn_batch(train, config.seed)
-    if not len(images):
+    if not len(images) or ":" in (config.augment or ""):  # MODULE:NAME: looking at a folder runs nobody's code
         return None
     augment = Augment(config)
     if hasattr(augment.mix, "p"):
@@ -332,7 +332,7 @@ def _tuned_lists(run: Run, name: Callable[[int], str]) -> list[tuple[str, Listin
 
 def _kept_weights(run: Run) -> str:
     """Which weights are the run's, and why: by the gain on held-out known labels and its interval."""
-    line = {**(run.cft or {}), **(run.fine_tuned or {})}
+    line = {**(run.fine_tuned or {}), **(run.cft or {})}  # `cft` may have been run again since: it writes no log
     kept = line.get("kept")
     if kept not in ("cft", "model"):
         return ""

@@ -44,12 +44,16 @@ from rich.console import Console
 from rich.table import Table
 
 from gpu_logicmix.errors import RunError, shown
+from gpu_logicmix.files import at_home
 from gpu_logicmix.progress import Bar, progress_bar
 from gpu_logicmix.report.words import percent
 from gpu_logicmix.study.results import collect, result, row_for, usable_rows
 from gpu_logicmix.train.config import FREE, OPTION_TYPES, Config, changed, read_toml
 from gpu_logicmix.train.inputs import images_to_do, open_train, open_val
 from gpu_logicmix.train.loop import fit
+
+# What `fit` may resume with another value of, and what still tells two methods apart.
+TOLD = ("data", "val", "weights", "init", "cft_epochs", "cft_lr", "cft_method")
 
 
 class Planned(NamedTuple):
@@ -62,12 +66,15 @@ class Planned(NamedTuple):
     config: Config
     study: str = "Study"  # the title of the file
     uses: tuple[str, ...] = ()  # studies whose finished runs count here too
+    own: tuple[str, ...] = ()  # options that the table or the method gives
 
     @property
     def folder(self) -> str:
         """The same for runs that train the same, whatever table they are in, fine-tuned at the end or not; also
-        when `fit` gets new options one day."""
+        when `fit` gets new options one day. Where the data and the weights lie counts only if a table or a method says
+        so: those of `[base]` may be somewhere else on another machine."""
         parts = {k: v for k, v in changed(self.config).items() if k not in FREE or k == "keep"}
+        parts |= {name: getattr(self.config, name) for name in self.own if name in TOLD}
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
         return f"{self.config.mix}-known{self.known:g}-seed{self.seed}-{digest}"
 
@@ -113,7 +120,7 @@ def _read_table(file: str | Path, study: str, base: dict, number: int, table: di
                     config = Config(**{**options, "known": known, "seed": seed})
                 except ValueError as error:
                     raise ValueError(f"{place}, {method!r}: {error}") from None
-                planned.append(Planned(title, method, known, seed, config, study))
+                planned.append(Planned(title, method, known, seed, config, study, own=(*shared, *own)))
     return planned
 
 
@@ -166,7 +173,7 @@ def _one_run(plan: Planned, folder: Path, words: str, start: int, size: int, bar
     bar.set(words, start)
     try:
         end = fit(plan.config, folder, resume="auto", console=Console(quiet=True), tick=tick)
-    except RunError as error:
+    except (RunError, ValueError, OSError) as error:
         console.print(f"[red]{shown(f'{words}: {error}')}[/]", highlight=False, soft_wrap=True)
         return [f"{words}: {error}"]
     fine_tuned = f", fine-tuned {percent(end.get('mAP_cft'), 2)}" if plan.config.cft else ""
@@ -218,7 +225,7 @@ def run_sizes(planned: Sequence[Planned], *, plan_only: bool = False) -> list[in
 def _counts(config: Config, plan_only: bool) -> tuple[int, int]:
     """Images to train on, and to validate on."""
     kind, _, path = config.data.partition(":")
-    if plan_only and kind in PUBLISHED and config.val is None and not Path(path).expanduser().exists():
+    if plan_only and kind in PUBLISHED and config.val is None and not at_home(path).exists():
         train, val = PUBLISHED[kind]
         held = round(train * config.holdout)
         train = train - held - config.tune_images

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpu_logicmix.files import csv_rows, waited_lock, write_whole
+from gpu_logicmix.files import csv_rows, read_text, waited_lock, write_whole
 from gpu_logicmix.report.words import finite
 from gpu_logicmix.train.runlog import read_log
 
@@ -122,18 +122,17 @@ def read_results(file: str | Path) -> list[Row]:
     """results.csv again; also one from before a column was added."""
     kinds = {"known": float, "seed": int, "epochs": int, "images": int, "table": str, "method": str, "run": str}
     rows = []
-    with open(file, newline="", encoding="utf-8") as f:
-        lines = csv_rows(file, f)
-        _, header = next(lines, (1, []))
-        for number, cells in lines:
-            try:
-                line = dict(zip(header, cells, strict=False))
-                values = {name: line.get(name) or None for name in Row._fields}
-                rows.append(Row(**{k: None if v is None else kinds.get(k, float)(v) for k, v in values.items()}))
-                if None in (rows[-1].table, rows[-1].method, rows[-1].known, rows[-1].seed, rows[-1].run):
-                    raise ValueError("a name, known, seed or run is missing")
-            except ValueError as error:
-                raise ValueError(f"{file}, line {number}: {error}; remove the line to do its run again") from None
+    lines = csv_rows(file, io.StringIO(read_text(Path(file)), newline=""))
+    _, header = next(lines, (1, []))
+    for number, cells in lines:
+        try:
+            line = dict(zip(header, cells, strict=False))
+            values = {name: line.get(name) or None for name in Row._fields}
+            rows.append(Row(**{k: None if v is None else kinds.get(k, float)(v) for k, v in values.items()}))
+            if None in (rows[-1].table, rows[-1].method, rows[-1].known, rows[-1].seed, rows[-1].run):
+                raise ValueError("a name, known, seed or run is missing")
+        except ValueError as error:
+            raise ValueError(f"{file}, line {number}: {error}; remove the line to do its run again") from None
     return rows
 
 

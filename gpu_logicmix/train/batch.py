@@ -123,8 +123,9 @@ def padded(
     views: list[Tensor], parts: tuple[Tensor | None, ...]
 ) -> tuple[list[Tensor], tuple[Tensor | None, ...], float]:
     """At least two samples, and by how much to scale the loss: batch norm needs two images, and the processes must stay
-    in step where one of them could read none. A single image is taken twice; none are two black ones without a label,
-    which count nothing."""
+    in step where one of them could read none. A single image is taken twice; none are two black ones without a label.
+    These add nothing to the sum, but losses that rank or count unknown labels over all processes (LL, CSL, PU-MLC) see
+    them."""
     count = len(views[0])
     if count >= 2:
         return views, parts, 1.0

@@ -27,7 +27,7 @@ from gpu_logicmix.data import ImageDataset
 from gpu_logicmix.data.images import what_changed
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.files import open_plain, written_whole
-from gpu_logicmix.train.config import FREE, Config, make_config
+from gpu_logicmix.train.config import FREE, PATH_OPTIONS, Config, make_config
 
 FORMAT = 2  # of a checkpoint; those of another are refused
 
@@ -123,6 +123,7 @@ def state_of(run: Any) -> dict[str, Any]:
         "steps": run.steps,
         "processes": run.world.size,
         "fingerprint": run.fingerprint,
+        "judged_by": run.judged_by,
         "config": asdict(run.config),
         "ema": None if run.ema is None else run.ema.module.state_dict(),
         **{name: None if part is None else part.state_dict() for name, part in _parts(run).items()},
@@ -179,13 +180,20 @@ def _check_same_run(run: Any, state: dict[str, Any]) -> None:
             "with that version, or choose another --out"
         )
     model = ("model", "head", "head_option")
-    others = [k for k, v in state["config"].items() if k in config and k not in FREE and config[k] != v]
+    before = {**state["config"], "option": _without_paths(state["config"]["option"])}
+    now = {**config, "option": _without_paths(config["option"])}
+    others = [k for k, v in before.items() if k in now and k not in FREE and now[k] != v]
     for name in sorted(others, key=lambda name: name not in model):
         raise RunError(
             f"{folder}: its checkpoint was made with {name}={state['config'][name]!r}, not {config[name]!r}; "
             "give the same options (--resume alone takes them from the folder), or choose another --out"
         )
     _check_same_data(run, state)
+
+
+def _without_paths(options: list[str] | None) -> list[str]:
+    """Images may have been moved: whether they are the same, their fingerprint says."""
+    return [option for option in options or [] if option.partition("=")[0] not in PATH_OPTIONS]
 
 
 def _check_same_data(run: Any, state: dict[str, Any]) -> None:
@@ -203,6 +211,22 @@ def _check_same_data(run: Any, state: dict[str, Any]) -> None:
             f"{run.folder}: its checkpoint belongs to another dataset ({before}): {', '.join(changed)} of {now} "
             "differ; choose another --out"
         )
+    _check_same_judges(run, state)
+
+
+def _check_same_judges(run: Any, state: dict[str, Any]) -> None:
+    """The images that a run is validated on, and those that choose its best epoch."""
+    names = [run.config.val or run.config.data, f"tune_images={run.config.tune_images}"]
+    moved = any(state["config"][name] != getattr(run.config, name) for name in ("data", "val"))
+    for name, before, now in zip(names, state.get("judged_by", []), run.judged_by, strict=False):
+        changed = [part for part in what_changed(before, now) if part != "file dates" or not moved]
+        if changed and moved:
+            run.say(f"warning: {name}: not the images that were validated on before; mAP of earlier epochs is of those")
+        elif changed:
+            raise RunError(
+                f"{name}: {', '.join(changed)} of the images to validate on changed since {run.folder} was started; "
+                "put the earlier ones back, or choose another --out"
+            )
 
 
 def read_best(folder: Path, digest: str) -> dict[str, Tensor]:

@@ -21,72 +21,17 @@ from typing import Any, get_args, get_type_hints
 
 from gpu_logicmix.augment import AUGMENTS, MIXES
 from gpu_logicmix.curriculum import SELECTIONS
+from gpu_logicmix.files import at_home
 from gpu_logicmix.labels import PROTOCOLS
 from gpu_logicmix.labels import hide_labels as matrix_hide_labels
 from gpu_logicmix.losses.base import LOSSES
 from gpu_logicmix.methods.base import HEADS
+from gpu_logicmix.train.presets import PRESETS
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-
-# SST, HST, SARB and DSRB as their released code trains them, on all datasets: layer4 of ResNet-101 and the head,
-# the map pooled by 2 x 2. Without mixing; `--mix logicmix` is then that of the LogicMix paper (p = 0.1, K = 2).
-_TRANSFER: dict[str, Any] = {
-    "protocol": "hcp",
-    "mix": "none",
-    "p": 0.1,
-    "k_max": 2,
-    "crop": "multi-scale",
-    "randaugment": False,
-    "normalisation": "backbone",
-    "freeze": 4,
-    "head_option": ["pool=2"],
-    "loss": "bce",
-    "epochs": 20,
-    "batch_size": 8,
-    "accumulate": 1,
-    "optimizer": "adam",
-    "lr": 1e-5,
-    "weight_decay": 5e-4,
-    "schedule": "step",
-    "lr_step": 10,
-    "ema_decay": 0.0,
-    "cl": False,
-    "cft": False,
-}
-
-# As the paper prints it: the whole 1cycle and distinct partners. Its released code does otherwise: docs/reproducing.md.
-_PAPER: dict[str, Any] = {
-    "normalisation": "none",
-    "ema_warmup": False,
-    "schedule": "onecycle",
-    "partners": "distinct",
-}
-
-# The rest of each is the default.
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper-coco": _PAPER,
-    "paper-voc": {**_PAPER, "k_min": 3, "k_max": 4, "theta_pos": 2.5, "theta_neg": -1.0},
-    "paper-vg": {**_PAPER, "theta_neg": -1.0},
-    # The appendix's other architectures, with the pretraining it names.
-    "paper-coco-tresnet": {**_PAPER, "model": "tresnet_m.miil_in21k"},
-    "paper-coco-swin": {
-        **_PAPER,
-        "model": "swinv2_base_window12to24_192to384.ms_in22k_ft_in1k",
-        "size": 384,
-        "batch_size": 8,
-        "accumulate": 16,
-        "bank": 24,  # partners from 32 samples, as with the other architectures
-    },
-    "sst-coco": {**_TRANSFER, "head": "sst"},
-    "hst-coco": {**_TRANSFER, "head": "hst", "batch_size": 32},
-    "sarb-coco": {**_TRANSFER, "head": "sarb"},
-    "dsrb-coco": {**_TRANSFER, "head": "dsrb"},
-    "ssgrl-coco": {**_TRANSFER, "head": "ssgrl"},
-}
 
 
 def _option(panel: str, default: Any, help: str, **rules: Any) -> Any:
@@ -353,15 +298,24 @@ def changed(config: Config) -> dict[str, Any]:
     }
 
 
+PATH_OPTIONS = ("root", "genome")  # of datasets
+
+
 def located(config: Config) -> Config:
     """The options with absolute paths, as a run keeps them: it can then be evaluated from any folder."""
-    changed = {}
+    changed: dict[str, Any] = {}
     for name in ("data", "val", "cache", "weights", "init", "word_vectors"):
         value = getattr(config, name)
         scheme, colon, path = ("", "", value) if name not in ("data", "val") else (value or "").partition(":")
         if not path or "://" in path or (name == "weights" and path in ("hub", "none")):
             continue
-        changed[name] = f"{scheme}{colon}{Path(path).expanduser().absolute()}"
+        changed[name] = f"{scheme}{colon}{at_home(path).absolute()}"
+    if config.option is not None:
+        parts = [option.partition("=") for option in config.option]
+        changed["option"] = [
+            name + equals + (str(at_home(value).absolute()) if name in PATH_OPTIONS else value)
+            for name, equals, value in parts
+        ]
     return replace(config, **changed)
 
 
@@ -381,7 +335,7 @@ def dataset_options(options: list[str] | None) -> dict[str, str]:
 
 def check_known(known: float, protocol: str) -> None:
     if protocol == "per-class":
-        if known < 1 or known != int(known):
+        if not math.isfinite(known) or known < 1 or known != int(known):
             raise ValueError(f"known={known:g}: with protocol=per-class it is a number of labels, 1 or more")
     elif not 0 < known <= 1:
         raise ValueError(f"known={known:g}: must be above 0 and at most 1")

@@ -1,17 +1,20 @@
 """Thresholds and temperature of a finished run, from known labels that were held out. Never from the validation images.
 
 A run with `tune_images` has images that it never trained on: these. Otherwise it is the known training labels that
-category-wise fine-tuning holds out too; the backbone has seen those images, so its scores on them are better than they
-will be on new ones, and `decisions.json` says so.
+category-wise fine-tuning holds out too, the very same ones: it writes down which images it could not read, since
+without them the draw is another. The backbone has seen those images, so its scores on them are better than they will be
+on new ones, and `decisions.json` says so.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -19,7 +22,7 @@ from torch import Tensor
 from gpu_logicmix.cft import CFTOptions
 from gpu_logicmix.cft.heldout import split_known
 from gpu_logicmix.data import ImageDataset
-from gpu_logicmix.decisions import FILE, MIN_LABELS, Decisions, fit_decisions
+from gpu_logicmix.decisions import FILE, MIN_LABELS, Decisions, fit_decisions, weights_digest
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train.config import Config
@@ -49,37 +52,56 @@ def decide(
     options: of `Config`, in place of those of the run.
     """
     folder = Path(folder)
+    if world is not None:
+        world.wait()  # for the first process, which may be fine-tuning: which weights are kept is in what it writes
     config, model, categories, file = load_run(folder, weights, **options)
     with contextlib.nullcontext(world) if world else joined_world(config.device, config.threads) as world:
         train, tune = datasets or (open_train(config)[0], open_tune(config))
         if (tune or train).categories != categories:
             raise RunError(f"{config.data}: its categories are not those that {file} was trained for")
-        dataset, labels, words = _held_out(config, train, tune)
+        dataset, labels, words = _held_out(config, train, tune, unread_rows(folder))
         console = (console or Console()) if world.main else Console(quiet=True)
         model = model.to(world.device, memory_format=torch.channels_last)
         with progress_bar(len(dataset), "thresholds", console=console) as bar:
             logits, rows = predict_rows(model, dataset, config, world, lambda images: bar(images * world.size))
-    about = {"weights": file.stem, "fitted_on": words, "trained_on": tune is None}
+    about = {"weights": file.stem, "digest": weights_digest(file), "fitted_on": words, "trained_on": tune is None}
     found = fit_decisions(logits[rows], labels[rows], categories, precision=precision, min_labels=min_labels, **about)
     if world.main:
         found.write(folder / FILE)
     return found
 
 
-def _held_out(config: Config, train: ImageDataset, tune: ImageDataset | None) -> tuple[ImageDataset, Tensor, str]:
-    """Images, labels [N, C] of which only held-out ones are known, and a few words about them."""
+def unread_rows(folder: Path) -> list[int]:
+    """Training images that category-wise fine-tuning of a run could not read. None where it is not known: there was no
+    fine-tuning, or one by an earlier version."""
+    try:
+        rows = json.loads((folder / "cft.json").read_text(encoding="utf-8"))["unread"]
+        return [int(row) for row in rows]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _held_out(
+    config: Config, train: ImageDataset, tune: ImageDataset | None, unread: Sequence[int] = ()
+) -> tuple[ImageDataset, Tensor, str]:
+    """Images, labels [N, C] of which only held-out ones are known, and a few words about them.
+
+    unread: rows that fine-tuning went without.
+    """
     if tune is not None:
         return tune, torch.from_numpy(tune.labels_of(range(len(tune)))), f"{len(tune):,} images held out by tune_images"
     cft = CFTOptions(seed=config.seed)
     labels = torch.from_numpy(train.labels_of(range(len(train)))).t()
     generator = torch.Generator().manual_seed(cft.seed)  # as `category_wise_fine_tune` does
+    read = np.setdiff1d(np.arange(len(train)), unread)
+    labels = labels if len(read) == len(train) else labels[:, read]
     _, held, _ = split_known(labels, cft.holdout, cft.min_known, generator)
     rows = (held != -1).any(0).nonzero()[:, 0]
     if not len(rows):  # no category has enough: there is nothing to fit, and that is what the file will say
         rows = torch.arange(1)
     rows = rows[torch.randperm(len(rows), generator=generator)[:MAX_IMAGES]].sort().values
-    words = f"{cft.holdout:.0%} of the known labels of {len(train):,} training images"
-    return train.take(rows.numpy()), held.t()[rows], words
+    words = f"{cft.holdout:.0%} of the known labels of {len(read):,} training images"
+    return train.take(read[rows.numpy()]), held.t()[rows], words
 
 
 def say_decisions(found: Decisions, say: Callable[[str], None]) -> None:

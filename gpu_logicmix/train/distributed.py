@@ -57,19 +57,24 @@ class World(NamedTuple):
                 dist.broadcast(buffer, 0)
 
 
+def usable_device(name: str) -> torch.device:
+    """The device of that name; auto: a GPU if there is one."""
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()  # one that cannot compute, such as "meta", raises here
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise RunError(f"device={name!r}: {str(error).splitlines()[0]}") from None
+    return device
+
+
 @contextlib.contextmanager
 def joined_world(device: str = "auto", threads: int | None = None) -> Iterator[World]:
     """This process's place among those that torchrun started, or alone."""
     if threads:
         torch.set_num_threads(threads)
     local = int(os.environ.get("LOCAL_RANK", 0))
-    if device == "auto":
-        device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-        torch.zeros(1, device=chosen).item()  # a device that cannot compute, such as "meta", raises here
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise RunError(f"device={device!r}: {str(error).splitlines()[0]}") from None
+    chosen = usable_device(f"cuda:{local}" if device == "auto" and torch.cuda.is_available() else device)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     size = int(os.environ.get("WORLD_SIZE", 1))

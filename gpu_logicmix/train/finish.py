@@ -12,13 +12,17 @@ from typing import Any
 from rich.console import Console
 
 from gpu_logicmix.errors import RunError
-from gpu_logicmix.train.checkpoint import locked, read_best, read_last, write_model, write_predictions
+from gpu_logicmix.train.checkpoint import locked, read_best, read_config, read_last, write_model, write_predictions
 from gpu_logicmix.train.config import FREE, Config
 from gpu_logicmix.train.decide import decide, say_decisions
 from gpu_logicmix.train.distributed import World
 from gpu_logicmix.train.finetune import fine_tune
 from gpu_logicmix.train.predict import evaluate_on
 from gpu_logicmix.train.runlog import Log, read_log
+
+WEIGHTS = "model.safetensors"
+# Options that matter after the last epoch alone: with others, the end of a run is done again.
+ENDING = ("keep", "cft", "cft_epochs", "cft_lr", "cft_method", "decisions")
 
 
 @contextlib.contextmanager
@@ -38,10 +42,12 @@ def opened_folder(
             stack.enter_context(locked(folder))
         try:
             state = _state_to_resume(folder, resume, lambda text: say(f"warning: {text}"))
-            if state is None and world.main:
+            end = finished(folder, None if state is None else state["config"], config)
+            if state is None and end is None and world.main:
+                _check_unused(folder)
                 for name in ("log.jsonl", "best.pt"):  # of a run that was killed before its first checkpoint
                     (folder / name).unlink(missing_ok=True)
-            yield state, None if state is None else finished(folder, state["config"], config)
+            yield state, end
         finally:
             if world.main and {path.name for path in folder.iterdir()} <= {"lock"}:
                 with contextlib.suppress(OSError):
@@ -52,7 +58,7 @@ def opened_folder(
 
 def _state_to_resume(folder: Path, resume: str, warn: Callable[[str], None]) -> dict[str, Any] | None:
     if resume == "never":
-        if any((folder / name).exists() for name in ("last.pt", "previous.pt", "model.safetensors")):
+        if any((folder / name).exists() for name in ("last.pt", "previous.pt", WEIGHTS)):
             raise RunError(f"{folder}: there is a run already; resume it with --resume, or choose another --out")
         return None
     state = read_last(folder, warn)
@@ -63,12 +69,29 @@ def _state_to_resume(folder: Path, resume: str, warn: Callable[[str], None]) -> 
     return state
 
 
-def finished(folder: Path, before: dict[str, Any], config: Config) -> dict[str, Any] | None:
-    """The last line of a run's log if all of it, with these options, is done."""
-    lines = read_log(folder)
-    parts = ("data", "val", "keep", "cft", "cft_epochs", "cft_lr", "cft_method")
-    same = all(before.get(f) == v for f, v in asdict(config).items() if f not in FREE or f in parts)
-    return lines[-1] if same and lines and lines[-1]["kind"] == "end" else None
+def _check_unused(folder: Path) -> None:
+    if (folder / WEIGHTS).exists():
+        raise RunError(
+            f"{folder}: has the weights of a run, but no checkpoint to resume from; choose another --out, so that they "
+            "are not written over"
+        )
+
+
+def finished(folder: Path, before: dict[str, Any] | None, config: Config) -> dict[str, Any] | None:
+    """The last line of a run's log if all of it, with these options, is done.
+
+    before: the options of the checkpoint; None where there is none any more: then those of config.toml. What concerns
+    the end alone is compared with the options that the run last ended with.
+    """
+    lines = read_log(folder) if (folder / WEIGHTS).exists() else []
+    if not lines or lines[-1]["kind"] != "end":
+        return None
+    with contextlib.suppress(RunError, ValueError):
+        before = before or asdict(read_config(folder))
+        before = {**before, **(lines[-1].get("options") or {})}
+        if all(before.get(f) == v for f, v in asdict(config).items() if f not in FREE or f in ("data", "val", *ENDING)):
+            return lines[-1]
+    return None
 
 
 def close_run(run: Any, log: Log, console: Console) -> dict[str, Any]:
@@ -84,6 +107,7 @@ def close_run(run: Any, log: Log, console: Console) -> dict[str, Any]:
         datasets = run.train_set, run.tune_set
         say_decisions(decide(run.folder, world=run.world, console=console, datasets=datasets), run.say)
     end["elapsed"] = run.time()
+    end["options"] = {name: getattr(run.config, name) for name in ENDING}
     log.write("end", **end)
     return end
 
@@ -100,7 +124,7 @@ def _write_kept(run: Any) -> dict[str, Any]:
     else:
         metrics, logits, rows = evaluate_on(run, model, run.val_set)
     if run.world.main:
-        write_model(run.folder / "model.safetensors", model, run.train_set.categories)
+        write_model(run.folder / WEIGHTS, model, run.train_set.categories)
         write_predictions(run.folder / "predictions.npz", logits, rows, run.val_set)
     run.world.wait()
     f1 = metrics.threshold

@@ -97,7 +97,9 @@ def fit(
         if state is not None:
             restore(training, state)
             log.rewind(training.step, training.closed)
-            say(f"resuming at step {training.step} (epoch {training.step // training.steps + 1} of {config.epochs})")
+            epoch = training.step // training.steps + 1
+            words = f"epoch {epoch} of {config.epochs}" if epoch <= config.epochs else "after the last epoch"
+            say(f"resuming at step {training.step} ({words})")
         if world.main:
             write_whole(folder / "config.toml", to_toml(config))
         runlog.log_start(training, log, command)
@@ -126,6 +128,7 @@ class Training:
         if self.val_set.categories != self.train_set.categories:
             raise DataError(f"{config.val or config.data}: its categories are not those of {config.data} to train on")
         self.fingerprint = self.train_set.fingerprint()
+        self.judged_by = [part.fingerprint() for part in (self.val_set, self.tune_set) if part is not None]
         torch.manual_seed(config.seed)
         self.model = make_model(config, len(self.train_set.categories))
         self.loss = make_loss(config)

@@ -204,7 +204,8 @@ def evaluate_run(
     config, model, categories, file = load_run(folder, weights, **options)
     with joined_world(config.device, config.threads) as world:
         console = (console or Console()) if world.main else Console(quiet=True)
-        dataset = open_val(config) if data is None else open_labeled(config, data, split)
+        own = data is None and split == "val"
+        dataset = open_val(config) if own else open_labeled(config, data or config.data, split)
         if dataset.categories != categories:
             raise RunError(f"{data or config.data}: its categories are not those that {file} was trained for")
         model = model.to(world.device, memory_format=torch.channels_last)

@@ -40,9 +40,11 @@ class Log:
         self.folder, self.file, self.enabled = folder, folder / "log.jsonl", enabled
         names = [*(["tensorboard"] if tensorboard else []), *log_to]
         self.trackers = open_trackers(names, folder, options or {}) if enabled else []
+        self.step = 0  # of the last line that has one: those without are tracked there
 
     def rewind(self, step: int, closed: int) -> None:
         """Forget what came after the checkpoint that the run resumes from."""
+        self.step = step
         if not self.enabled:
             return
 
@@ -68,9 +70,10 @@ class Log:
             for name, value in values.items()
             if isinstance(value, (int, float)) and name not in ("step", "epoch")
         }
+        self.step = values.get("step", self.step)
         for tracker in self.trackers:
-            if "step" in values:
-                tracker.log(numbers, values["step"])
+            if numbers and kind != "start":
+                tracker.log(numbers, self.step)
             if kind == "end":
                 tracker.close()
 

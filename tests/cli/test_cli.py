@@ -104,6 +104,11 @@ def test_cache(tmp_path):
         (("stats", "shapes", "-o", "colour=3"), "option 'colour': shapes has the options count, seed"),
         (("stats", "shapes", "--k-min", "4"), "--k-max 3"),
         (("preview", "shapes", "--p", "2"), "--p 2"),
+        (("stats", "shapes", "--known", "inf", "--protocol", "per-class"), "--known inf"),
+        (("stats", "shapes", "--known", "nan", "--protocol", "per-class"), "--known nan"),
+        (("stats", "csv:~nobody-of-that-name/x.csv"), "~nobody-of-that-name/x.csv: there is no such user"),
+        (("check", "--device", "foo"), "--device foo: "),
+        (("cache", "shapes", "--to", "cache", "--days", "5"), "--days 5: goes with --prune"),
     ],
 )
 def test_mistakes(arguments, words):

@@ -223,9 +223,19 @@ def test_names_from_data_do_nothing_to_the_terminal(evil_csv, tmp_path):
     code, text = run("stats", evil_csv)
     assert "[/red]\\x1b[31mcat\\u202e\\" in text
     assert "[bold]dog" in text
+    code, text = run("stats", evil_csv, "--plot", tmp_path / "plot.png")
+    assert code == 0, text
+    assert "\x1b" not in text  # in a warning of matplotlib's
     code, text = run("stats", "csv:/no/[/red]\x1b[31m")
     assert code == 1
     assert "/no/[/red]\\x1b[31m" in text
+
+
+def test_a_name_of_two_lines_is_drawn_as_one(tmp_path):
+    table = csv_tree(tmp_path / "d", 'image,"two\nlines"\nimg/a.png,1\nimg/b.png,0\n')
+    code, text = run("preview", f"csv:{table}", "--size", 32, "--out", tmp_path / "x.png")
+    assert code == 0, text
+    assert (tmp_path / "x.png").stat().st_size > 1000
 
 
 # ----- a terminal that goes away

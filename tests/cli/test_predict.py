@@ -79,6 +79,18 @@ def test_without_tune_images_the_training_labels_are_split(tmp_path):
     assert not (tmp_path / "without" / "decisions.json").exists()
 
 
+def test_evaluate_on_another_split_of_the_same_data(trained):
+    assert "on 300 images" in good("evaluate", trained)
+    config, _, _, _ = load_run(trained)
+    count = len(open_dataset("shapes", "test", 32, count=300))
+    assert f"on {count} images" in good("evaluate", trained, "--split", "test")
+    assert evaluate_run(trained, split="train").metrics.mAP != evaluate_run(trained).metrics.mAP
+    code, output = command("evaluate", trained, "--split", "nonsense")
+    assert code == 1
+    assert "split='nonsense'" in output or "--split" in output
+    assert config.holdout == 0
+
+
 def test_evaluate_at_the_thresholds(trained, tmp_path):
     output = good("evaluate", trained, "--out", tmp_path / "e.json", "--threads", 1)
     assert "at the run's thresholds" in output
@@ -146,6 +158,28 @@ def test_predictions_come_in_batches(trained, pictures):
     assert len(next(batches).names) == 20
     assert len(read) <= 40
     assert [len(part.names) for part in batches] == [20, 5]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "json", "parquet"])
+def test_a_prediction_that_fails_leaves_the_earlier_file(trained, pictures, tmp_path, suffix, monkeypatch):
+    out, sheet = tmp_path / f"x.{suffix}", tmp_path / "x.html"
+    good("predict", trained, pictures, "--out", out, "--sheet", sheet, "--threads", 1)
+    before = out.read_bytes(), sheet.read_bytes()
+
+    def stopped(self):
+        yield from list(rows(self))[:1]
+        raise KeyboardInterrupt
+
+    rows = Predictions.__iter__
+    monkeypatch.setattr(Predictions, "__iter__", stopped)
+    code, _ = command("predict", trained, pictures, "--out", out, "--sheet", sheet, "--batch-size", 8, "--threads", 1)
+    assert code == 130
+    assert (out.read_bytes(), sheet.read_bytes()) == before
+    assert {path.name for path in tmp_path.iterdir()} == {out.name, sheet.name}
+    code, output = command("predict", trained, pictures, "--out", out, "--sheet", tmp_path / "no" / "x.html")
+    assert code == 1
+    assert "x.html: there is no folder" in output
+    assert out.read_bytes() == before[0]
 
 
 def test_contact_sheet(trained, pictures, tmp_path):

@@ -210,9 +210,17 @@ def test_list_and_prune(tmp_path, images):
     folders = {name: source.source.folder for name, source in (("old", old), ("new", new), ("other", other))}
     os.utime(folders["old"], (1, 1))
     os.utime(folders["other"], (2, 2))
-    half, damaged, mine = directory / "csv-train-8-abc", directory / "csv-val-8-abc", directory / "notes"
+    half, damaged, mine = (
+        directory / f"csv-train-8-{'ab' * 6}",
+        directory / f"csv-val-8-{'0' * 12}",
+        directory / "notes",
+    )
     for folder in (half, damaged, mine):
         folder.mkdir()
+    for name in ("manifest.json", "progress.jsonl", "lock"):  # of another program
+        (mine / name).write_text("{}")
+    (half / ".images.u8.0123.tmp").write_bytes(b"x")
+    (damaged / "mine.txt").write_text("do not remove")
     (half / "images.u8.part").write_bytes(b"x")
     (damaged / "manifest.json").write_text("{")
     (mine / "read.txt").write_text("not a cache")
@@ -225,6 +233,9 @@ def test_list_and_prune(tmp_path, images):
     assert info.bytes >= 7680
     assert infos[folders["old"]].outdated
     assert {i.folder for i in prune(directory)} == {half, damaged}  # all others are in use
+    assert not half.exists()
+    assert [p.name for p in damaged.iterdir()] == ["mine.txt"]
+    assert len(list(mine.iterdir())) == 4
     del old, new, other
     gc.collect()
     assert {i.folder for i in prune(directory)} == {folders["old"]}

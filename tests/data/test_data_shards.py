@@ -1,5 +1,6 @@
 """Shards: the same images and labels as the files they were packed from, on disk and over a network."""
 
+import copy
 import io
 import json
 import pickle
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from served import serving
 from trees import dataset_of, photo
 
@@ -77,10 +79,54 @@ def test_packing_goes_on_and_gives_the_same_bytes(packed, tmp_path, monkeypatch)
     pack_dataset(dataset, home, per_shard=4)
     assert written == ["train-00001.tar"]
     assert {p.name: p.read_bytes() for p in home.glob("*.tar")} == whole
-    dataset.labels = np.zeros_like(dataset.labels)  # another dataset: all of it again
-    pack_dataset(dataset, home, per_shard=4)
-    assert len(written) == 4
-    same(open_dataset(f"tar:{home}", "train", 16), dataset)
+
+
+def test_shards_of_anything_else_are_left_alone(packed, tmp_path):
+    """Whoever wrote them: they may be the only copy, or those that are packed right now."""
+    dataset, home = packed
+    before = {p.name: p.read_bytes() for p in home.iterdir()}
+    inside = open_dataset(f"tar:{home}", "train", 16)
+    same_again = copy.copy(dataset)
+    same_again.labels = np.zeros_like(dataset.labels)
+    for other, options in ((same_again, {}), (dataset, {"resize": 8}), (inside, {})):
+        with pytest.raises(DataError, match=r"train.json: shards of 'train' are there already.*choose another folder"):
+            pack_dataset(other, home, per_shard=4, **options)
+        assert {p.name: p.read_bytes() for p in home.iterdir()} == before
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "train-00007.tar").write_bytes(b"mine")
+    with pytest.raises(DataError, match=r"train-00007.tar: shards of 'train' are there already"):
+        pack_dataset(dataset, foreign)
+    assert (foreign / "train-00007.tar").read_bytes() == b"mine"
+
+
+def test_images_whose_names_end_in_anything(tmp_path):
+    root, rows = tmp_path / "files", ["image,cat"]
+    root.mkdir()
+    kinds = {
+        "a.png": "PNG",
+        "b.jfif": "JPEG",
+        "c": "PNG",
+        "d.mpo": "MPO",
+        "e.dat": "PPM",
+        "f.jpg": "BMP",
+        "g.x": "WEBP",
+    }
+    for n, (name, kind) in enumerate(kinds.items()):
+        Image.new("RGB", (8, 8), (30 * n, 0, 0)).save(root / name, kind)
+        rows.append(f"{name},1")
+    (root / "labels.csv").write_text("\n".join(rows))
+    dataset = open_dataset(f"csv:{root / 'labels.csv'}", "train", 8)
+    pack_dataset(dataset, tmp_path / "shards")
+    found = open_dataset(f"tar:{tmp_path / 'shards'}", "train", 8)
+    assert list(found.ids) == list(dataset.ids)
+    assert torch.equal(found[range(7)][0], dataset[range(7)][0])
+    with tarfile.open(tmp_path / "lost.tar", "w") as shard:
+        shard.add(root / "labels.csv", "1.jxl")
+        (root / "1.json").write_text('{"labels": ["cat"]}')
+        shard.add(root / "1.json", "1.json")
+    with pytest.raises(DataError, match=r"lost.tar: 1.json has no image beside it \(looked for .bmp"):
+        shards._read_shard(str(tmp_path / "lost.tar"))
 
 
 def test_resized_drawn_and_bad_images(tmp_path):

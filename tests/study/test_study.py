@@ -244,6 +244,54 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):
     assert {row.method for row in read_results(tmp_path / "out" / "results.csv")} == {"none", "Mixup"}
 
 
+def test_a_run_that_cannot_start_is_named_too(tmp_path):
+    text = (
+        TINY.split("[[table]]")[0]
+        + """
+[[table]]
+known = 0.9
+[table.methods]
+none = { mix = "none" }
+lost = { mix = "none", init = "/nowhere/run" }
+"""
+    )
+    failed = run_study(read_study(write(tmp_path, text)), tmp_path / "out")
+    assert len(failed) == 1
+    assert re.search(r"lost, known 0.9, seed 0: .*/nowhere/run", failed[0])
+    assert {row.method for row in read_results(tmp_path / "out" / "results.csv")} == {"none"}
+
+
+def test_methods_that_differ_in_what_they_start_from_are_runs_of_their_own(tmp_path):
+    text = (
+        TINY.split("[[table]]")[0]
+        + """
+[[table]]
+known = 0.9
+[table.methods]
+scratch = { mix = "none" }
+pretrained = { mix = "none", weights = "hub" }
+init = { mix = "none", init = "runs/a" }
+other = { mix = "none", data = "csv:photos" }
+judged = { mix = "none", val = "csv:photos" }
+cft = { mix = "none", cft = true }
+long = { mix = "none", cft = true, cft_epochs = 9 }
+threads = { mix = "none", threads = 2 }
+"""
+    )
+    planned = {plan.method: plan.folder for plan in read_study(write(tmp_path, text))}
+    assert planned["scratch"] == planned["cft"] == planned["threads"]
+    assert len(set(planned.values())) == 6
+    # Wherever the data are on this machine.
+    moved = read_study(write(tmp_path, text), data="csv:elsewhere")
+    assert {plan.method: plan.folder for plan in moved} == planned
+
+
+def test_results_that_are_no_text_are_named(tmp_path):
+    (tmp_path / "results.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"results.csv: not UTF-8 text"):
+        read_results(tmp_path / "results.csv")
+
+
 def fake_run(out: Path, plan, mAP: float | None = 0.5, **end) -> None:
     """A finished run as its log tells it."""
     folder = out / "runs" / plan.folder
