@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gpu_logicmix.labels import check_labels
+from gpu_logicmix.machine import sent
 
 SELECTIONS = ("score", "positive-score", "top", "top-per-category")
 _FOR_GOOD = 2  # in the table: marked present by `mark_positive`; `lookup` gives 1
@@ -117,13 +118,13 @@ class CurriculumLabels(nn.Module):
 
     def lookup(self, index: Tensor) -> Tensor:
         """int8 labels [B, C] of the samples `index` [B]: known ones, pseudo-labels, and -1 for those still unknown."""
-        return self.table.index_select(0, index.to(self.table.device, non_blocking=True)).clamp_(max=1)
+        return self.table.index_select(0, moved_index(index, self.table.device)).clamp_(max=1)
 
     @torch.no_grad()
     def mark_positive(self, index: Tensor, where: Tensor) -> None:
         """Make labels of the samples `index` [B] present for good, those that are True in `where` [B, C]. Known labels
         stay as they are. With several ranks, `synchronize` (or `end_update`) puts their marks together."""
-        index = index.to(self.table.device, non_blocking=True)
+        index = moved_index(index, self.table.device)
         where = where & (self.known.index_select(0, index) == -1)
         marks = where.to(torch.int8).mul_(_FOR_GOOD + 1).sub_(1)  # 2 or -1, below which no label lies
         self.table.scatter_reduce_(0, index[:, None].expand_as(marks), marks, "amax")
@@ -189,7 +190,8 @@ class CurriculumLabels(nn.Module):
             sureness = sureness.view(-1, 1)
         # Stable: ties go to the earlier sample, on every rank and device alike.
         order = sureness.sort(dim=0, descending=True, stable=True).indices
-        wanted = (unknown.view(sureness.shape).sum(0, dtype=torch.float64) * self.fraction).floor()
+        wanted = unknown.view(sureness.shape).sum(0, dtype=torch.float64) * self.fraction
+        wanted = (wanted * (1 + 1e-15)).floor()  # a little more: 100 * 0.29 is 29, not 28.999999999999996
         within = torch.arange(len(order), device=order.device)[:, None] < wanted
         chosen = torch.zeros_like(within).scatter_(0, order, within).view(known.shape) & eligible
         return torch.where(chosen, (logits > 0).to(torch.int8), known)
@@ -218,6 +220,13 @@ class CurriculumLabels(nn.Module):
         )
 
 
+def moved_index(index: Tensor, device: torch.device) -> Tensor:
+    """In int64, which all that reads or writes rows takes."""
+    if index.dtype.is_floating_point or index.dtype is torch.bool:
+        raise TypeError(f"index is {index.dtype}: must be the numbers of samples, of a whole type")
+    return sent(index, device).long()
+
+
 def moved_logits(index: Tensor, logits: Tensor, categories: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Both on `device`, logits [B, categories] in float32 or float64: a threshold is not rounded to bfloat16."""
     if logits.shape != (len(index), categories):
@@ -225,7 +234,7 @@ def moved_logits(index: Tensor, logits: Tensor, categories: int, device: torch.d
             f"logits has shape {tuple(logits.shape)}: must be [{len(index)}, {categories}], "
             "a row for each index and a column for each category"
         )
-    index, logits = index.to(device, non_blocking=True), logits.to(device, non_blocking=True)
+    index, logits = moved_index(index, device), sent(logits, device)
     return index, logits if logits.dtype == torch.float64 else logits.float()
 
 

@@ -17,6 +17,7 @@ decisions.json
 --------------
     format          1
     weights         "model" or "cft": the weights of the run that it belongs to
+    digest          the checksum of these weights, as in the header of their file; "" in files of earlier versions
     fitted_on       words, as "200 held-out images" or "held-out known labels of 4,000 training images"
     trained_on      whether the backbone has seen these images: its scores are then better than on new ones
     images          how many
@@ -45,6 +46,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,17 +55,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_logicmix.labels import is_unknown
+from gpu_logicmix.labels import check_labels, is_unknown
 
 FILE = "decisions.json"
+WEIGHTS = ("model", "cft")
 MIN_LABELS = 5
 BINS = 15
 HOTTEST = 10.0  # temperatures from 0.1 to 10: beyond, all probabilities would be 0.5, or 0 and 1
 
 
+class OtherWeights(UserWarning):
+    """A run has thresholds, but of weights that are no longer there."""
+
+
 @dataclass
 class Decisions:
-    """What decisions.json holds; see above."""
+    """What decisions.json holds; see above. `outdated`, which it does not hold: the weights are others by now."""
+
+    outdated = False
 
     temperature: float
     categories: list[dict[str, Any]]
@@ -78,6 +87,7 @@ class Decisions:
     fitted_on: str = ""
     trained_on: bool = False
     shift: float = 0.0
+    digest: str = ""
     format: int = 1
 
     @property
@@ -116,9 +126,59 @@ class Decisions:
 
 
 def read_decisions(folder: str | Path, weights: str | None = None) -> Decisions | None:
-    """Of a run, if it has some that can be read, and for these weights ("model" or "cft") if given."""
+    """Of a run, if it has some that can be read.
+
+    weights: "model" or "cft": for these weights alone. If they have been written anew since, there are none, and a
+        warning `OtherWeights` says so. Without it those are given too, and are `outdated`.
+    """
+    found = _read(Path(folder))
+    if found is None or weights not in (None, found.weights):
+        return None
+    found.outdated = _is_outdated(Path(folder), found)
+    if not found.outdated or weights is None:
+        return found
+    warnings.warn(outdated_words(folder, found), OtherWeights, stacklevel=2)
+    return None
+
+
+def outdated_words(folder: str | Path, found: Decisions) -> str:
+    return (
+        f"{Path(folder) / FILE}: fitted before {found.weights}.safetensors was written anew, so its thresholds are not "
+        f"used; fit them again: gpu-logicmix decide {folder} --use {found.weights}"
+    )
+
+
+def weights_digest(file: Path) -> str:
+    """The checksum in the header of a weights file, without reading the weights; "" where there is none."""
+    if not file.is_file():
+        return ""
     try:
-        values = json.loads((Path(folder) / FILE).read_text(encoding="utf-8"))
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        return ""
+    try:
+        with safe_open(file, "pt") as opened:
+            return str((opened.metadata() or {}).get("digest", ""))
+    except (OSError, SafetensorError):  # it is damaged, which who loads it will say
+        return ""
+
+
+def _is_outdated(folder: Path, found: Decisions) -> bool:
+    """By the checksum. A file of an earlier version has none: then by the dates."""
+    if found.weights not in WEIGHTS:
+        return False
+    file = folder / f"{found.weights}.safetensors"
+    if found.digest:
+        return weights_digest(file) not in ("", found.digest)
+    try:
+        return file.stat().st_mtime > (folder / FILE).stat().st_mtime
+    except OSError:  # there are no weights to compare with
+        return False
+
+
+def _read(folder: Path) -> Decisions | None:
+    try:
+        values = json.loads((folder / FILE).read_text(encoding="utf-8"))
         if values["format"] != 1:
             return None
         found = Decisions(**values)
@@ -127,7 +187,7 @@ def read_decisions(folder: str | Path, weights: str | None = None) -> Decisions 
         )
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return found if good and weights in (None, found.weights) else None
+    return found if good else None
 
 
 def fit_decisions(
@@ -144,13 +204,14 @@ def fit_decisions(
 
     precision: the least precision; the thresholds then give the highest recall that has it. None: maximise F1.
     min_labels: known positives and known negatives that a category needs for a threshold of its own.
-    about: `weights`, `fitted_on` and `trained_on`, for the record.
+    about: `weights`, `digest`, `fitted_on` and `trained_on`, for the record.
     """
     logits, targets = torch.as_tensor(logits).detach().cpu().double(), torch.as_tensor(targets).cpu()
     if logits.ndim != 2 or logits.shape != targets.shape or logits.shape[1] != len(categories):
         raise ValueError(
             f"logits {list(logits.shape)} and targets {list(targets.shape)} must both be [images, {len(categories)}]"
         )
+    check_labels(targets, unknown=unknown)
     if not torch.isfinite(logits).all():
         raise ValueError("logits are non-finite: there is nothing to decide by")
     if precision is not None and not 0 < precision <= 1:

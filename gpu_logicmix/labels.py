@@ -26,6 +26,8 @@ ENCODINGS = {
     "hcp": (-1, 0, 1),  # the SST / HST / SARB code (HCP-MLR-PL)
 }
 PROTOCOLS = ("uniform", "hcp", "per-class", "single-positive")
+# torch stores these, and can hardly compute with them.
+NO_ARITHMETIC = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def logic_or(targets: Labels, dim: int = 1, unknown: float = -1) -> Labels:
@@ -39,6 +41,7 @@ def logic_or(targets: Labels, dim: int = 1, unknown: float = -1) -> Labels:
     >>> logic_or(torch.tensor([[1, 0, 0, -1], [-1, 0, -1, -1]]), dim=0).tolist()
     [1, 0, -1, -1]
     """
+    check_unknown(targets, unknown)
     if isinstance(targets, np.ndarray):
         known = np.where((targets == 1).any(dim), 1, 0).astype(targets.dtype)
         open_ = ~(targets == 1).any(dim) & ~(targets == 0).all(dim)
@@ -73,6 +76,24 @@ def from_bits(bits: Tensor, dtype: torch.dtype, unknown: float = -1) -> Tensor:
     """Back from `to_bits` to labels."""
     labels = bits.neg().to(dtype)
     return labels if unknown == -1 else labels.masked_fill_(bits.clamp(min=0).bool(), unknown)
+
+
+def check_unknown(targets: Labels, unknown: float) -> None:
+    """Raise a TypeError if labels of this type cannot hold `unknown`: cast to it, it could become absent. Looks at no
+    label. -1, the default, is always taken: unsigned labels hold it as their largest number, bool knows all labels."""
+    dtype = targets.dtype
+    if isinstance(targets, Tensor):
+        if dtype in NO_ARITHMETIC:
+            raise TypeError(f"targets.dtype={dtype}: torch cannot compute with it; use int8, uint8 or a floating type")
+        whole, limits = not dtype.is_floating_point, torch.iinfo
+    else:
+        whole, limits = dtype.kind in "iub", np.iinfo
+    if not whole or unknown == -1:
+        return
+    low, high = (0, 1) if dtype in (torch.bool, bool) else (limits(dtype).min, limits(dtype).max)
+    if not (unknown % 1 == 0 and low <= unknown <= high):
+        value = "NaN" if unknown != unknown else unknown
+        raise TypeError(f"targets.dtype={dtype} cannot hold unknown={value}: use a floating type or unknown=-1")
 
 
 def is_unknown(targets: Labels, unknown: float = -1) -> Labels:
@@ -189,6 +210,6 @@ def check_labels(targets: Labels, absent: float = 0, unknown: float = -1, presen
     """Raise a ValueError that names the first label with another value. Waits for the device."""
     bad = (targets != absent) & (targets != present) & ~is_unknown(targets, unknown)
     if bad.any():
-        row, column = np.argwhere(bad.cpu().numpy() if isinstance(bad, Tensor) else bad)[0].tolist()
-        value = targets[row, column].item()
-        raise ValueError(f"targets[{row}, {column}] is {value}: must be {present}, {absent} or {unknown} (unknown)")
+        place = np.argwhere(bad.cpu().numpy() if isinstance(bad, Tensor) else bad)[0].tolist()
+        value = targets[tuple(place)].item()
+        raise ValueError(f"targets{place or ''} is {value}: must be {present}, {absent} or {unknown} (unknown)")

@@ -10,8 +10,11 @@ import contextlib
 import ctypes
 import platform
 import re
+import warnings
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 LOCK = Path(__file__).with_name("constraints.txt")
 NAMED = ("torch", "timm", "kornia")  # in the version line; the log has numpy as well
@@ -93,3 +96,28 @@ def keep_memory() -> None:
         trim_threshold, mmap_max = -1, -4  # from malloc.h
         libc.mallopt(mmap_max, 0)
         libc.mallopt(trim_threshold, 2**31 - 1)
+
+
+def sent(tensor: Any, device: Any) -> Any:
+    """On `device`, without waiting where the other side can do without: what arrives on the host is read at once."""
+    return tensor.to(device, non_blocking=not str(device).startswith("cpu"))
+
+
+@cache
+def triton_works() -> bool:
+    """Whether Triton can launch kernels on the GPU: for the first one it builds a C extension, which takes a compiler
+    and a folder to write to. Without a GPU nothing is asked: there is nothing to launch on."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return True
+    try:
+        from triton.runtime import driver
+
+        driver.active.get_current_target()
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        words = "Augmentation runs in plain torch, which is slower. It needs a C compiler and Python's headers."
+        warnings.warn(f"Triton cannot be used here ({reason}). {words}", stacklevel=2)
+        return False
+    return True

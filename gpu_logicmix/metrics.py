@@ -155,9 +155,10 @@ def calibration_error(
 def hamming_loss(
     scores: Tensor, targets: Tensor, threshold: float = 0.5, *, logits: bool = True, unknown: float = -1
 ) -> float:
-    """The share of known labels that are predicted wrongly when every label above `threshold` is predicted; NaN if none
-    is known."""
+    """The share of known labels that are predicted wrongly when every label above `threshold`, a probability, is
+    predicted; NaN if none is known."""
     scores, targets = _check(scores, targets, unknown)
+    _check_threshold(threshold)
     _check_probabilities(scores, logits)
     wrong = known = 0
     for rows in _blocks(*scores.shape):
@@ -230,8 +231,7 @@ def precision_recall(
     categories without a positive one. NaN where nothing can be said for want of known positive labels.
     """
     scores, targets = _check(scores, targets, unknown)
-    if not 0 <= threshold <= 1:
-        raise ValueError(f"threshold={threshold!r}: must be a probability, from 0 to 1")
+    _check_threshold(threshold)
     _check_probabilities(scores, logits)
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k!r}: must be 1 or more")
@@ -308,6 +308,11 @@ def evaluate(scores: Tensor, targets: Tensor, *, logits: bool = True, unknown: f
         ECE=calibration_error(scores, targets, **options).nanmean().item(),
         ranking=ranking(scores, targets, unknown),
     )
+
+
+def _check_threshold(threshold: float) -> None:
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold={threshold!r}: must be a probability, from 0 to 1")
 
 
 def _check_probabilities(scores: Tensor, logits: bool) -> None:

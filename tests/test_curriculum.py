@@ -1,6 +1,7 @@
 """curriculum.py: the table against dictionaries, two real processes against one, no wait for the device."""
 
 import math
+from fractions import Fraction
 
 import launch
 import numpy as np
@@ -51,7 +52,7 @@ def top_oracle(known: dict, calls: list, fraction: float, per_category: bool) ->
         unknown = sorted(place for place in known if known[place] == -1 and place[1] in wanted)
         ranked = [place for place in unknown if not math.isnan(logits.get(place, NAN))]
         ranked.sort(key=lambda place: -abs(logits[place]))  # a stable sort: ties go to the earlier sample
-        for place in ranked[: math.floor(fraction * len(unknown))]:
+        for place in ranked[: math.floor(Fraction(str(fraction)) * len(unknown))]:
             table[place] = int(logits[place] > 0)
     return table
 
@@ -155,6 +156,33 @@ def test_top_is_the_oracle_over_several_epochs(case, fraction, per_category):
     for calls in epochs:
         run(curriculum, calls)
         assert as_dict(curriculum.table) == top_oracle(as_dict(labels), calls, fraction, per_category)
+
+
+@pytest.mark.parametrize("select", ["top", "top-per-category"])
+def test_a_fraction_of_unknown_labels_is_not_one_short(select):
+    """100 * 0.29 is 28.999999999999996 in floating point."""
+    for unknown in (100, 1000):
+        for percent in range(101):
+            curriculum = CurriculumLabels(torch.full((unknown, 1), -1), select=select, fraction=percent / 100)
+            run(curriculum, [(list(range(unknown)), [[1.0]] * unknown)])
+            assert curriculum.counts().positives == percent * unknown // 100
+
+
+def test_an_index_of_any_whole_type():
+    known = torch.tensor([[1, -1], [-1, 0], [-1, -1]])
+    for dtype in (torch.uint8, torch.int32, torch.int64):
+        for select in ("score", "top"):
+            curriculum, index = CurriculumLabels(known, select=select, fraction=1.0), torch.tensor([2, 0], dtype=dtype)
+            curriculum.begin_update()
+            curriculum.update(index, torch.tensor([[3.0, -3.0], [-3.0, 3.0]]))
+            curriculum.end_update()
+            assert curriculum.lookup(index).tolist() == [[1, 0], [1, 1]]
+            curriculum.mark_positive(index, torch.ones(2, 2, dtype=torch.bool))
+            assert curriculum.lookup(index).tolist() == [[1, 1], [1, 1]]
+    for index in (torch.tensor([1.0]), torch.tensor([True])):
+        for call in (curriculum.lookup, lambda index: curriculum.update(index, torch.zeros(1, 2))):
+            with pytest.raises(TypeError, match=f"index is {index.dtype}: must be the numbers of samples"):
+                call(index)
 
 
 def test_thresholds_are_strict(device):

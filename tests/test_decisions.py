@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -10,10 +11,19 @@ import torch.nn.functional as F
 from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, precision_score, recall_score
 
-from gpu_logicmix.decisions import Decisions, best_cut, fit_calibration, fit_decisions, read_decisions
+from gpu_logicmix.decisions import (
+    Decisions,
+    OtherWeights,
+    best_cut,
+    fit_calibration,
+    fit_decisions,
+    read_decisions,
+    weights_digest,
+)
 
 scores = st.lists(st.tuples(st.integers(-6, 6), st.booleans()), min_size=1, max_size=24)
 
@@ -164,6 +174,69 @@ def test_written_and_read(tmp_path):
     json.loads((tmp_path / "decisions.json").read_text(), parse_constant=pytest.fail)  # no NaN
 
 
+def write_weights(folder, name, digest=None):
+    metadata = {"categories": "[]"} if digest is None else {"categories": "[]", "digest": digest}
+    save_file({"a": torch.zeros(2)}, folder / f"{name}.safetensors", metadata=metadata)
+
+
+def test_thresholds_of_weights_that_were_written_anew_are_not_used(tmp_path, recwarn):
+    write_weights(tmp_path, "model", "11")
+    write_weights(tmp_path, "cft", "22")
+    assert weights_digest(tmp_path / "cft.safetensors") == "22"
+    found = fit_decisions(*sample(), list("abcd"), weights="cft", digest="22")
+    found.write(tmp_path / "decisions.json")
+    write_weights(tmp_path, "model", "33")  # of which they are not
+    os.utime(tmp_path / "decisions.json", (1, 1))  # a copied folder has new dates
+    assert read_decisions(tmp_path, "cft") == found
+    assert read_decisions(tmp_path, "model") is None
+    assert not read_decisions(tmp_path).outdated
+    assert not recwarn.list
+    write_weights(tmp_path, "cft", "44")
+    with pytest.warns(OtherWeights, match=f"not used; fit them again: gpu-logicmix decide {tmp_path} --use cft"):
+        assert read_decisions(tmp_path, "cft") is None
+    assert read_decisions(tmp_path) == found  # for the report, which says so
+    assert read_decisions(tmp_path).outdated
+    assert "outdated" not in (tmp_path / "decisions.json").read_text()
+    for write in (lambda: write_weights(tmp_path, "cft"), lambda: (tmp_path / "cft.safetensors").unlink()):
+        write()  # of an exported model, or none: nothing to compare with
+        assert read_decisions(tmp_path, "cft") == found
+
+
+@pytest.mark.parametrize("digest", [None, "11"])
+def test_thresholds_of_an_earlier_version_go_by_the_date_of_the_weights(tmp_path, digest):
+    write_weights(tmp_path, "model", digest)
+    found = fit_decisions(*sample(), list("abcd"))
+    found.write(tmp_path / "decisions.json")
+    values = json.loads((tmp_path / "decisions.json").read_text())
+    del values["digest"]
+    (tmp_path / "decisions.json").write_text(json.dumps(values))
+    os.utime(tmp_path / "model.safetensors", (1000, 1000))
+    os.utime(tmp_path / "decisions.json", (1000, 1000))
+    assert read_decisions(tmp_path, "model") == found
+    os.utime(tmp_path / "model.safetensors", (1001, 1001))
+    with pytest.warns(OtherWeights):
+        assert read_decisions(tmp_path, "model") is None
+    (tmp_path / "model.safetensors").unlink()
+    assert read_decisions(tmp_path, "model") == found
+
+
+@pytest.mark.parametrize("weights", ["../model", 3, None, ["cft"]])
+def test_weights_of_another_name_are_not_looked_for(tmp_path, weights):
+    (tmp_path / "run").mkdir()
+    for folder in (tmp_path, tmp_path / "run"):
+        write_weights(folder, "model", "11")
+    found = fit_decisions(*sample(), list("abcd"), weights=weights, digest="22")
+    found.write(tmp_path / "run" / "decisions.json")
+    assert not read_decisions(tmp_path / "run").outdated
+
+
+def test_damaged_weights_have_no_checksum(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    (tmp_path / "cft.safetensors").mkdir()
+    for name in ("model", "cft", "nowhere"):
+        assert weights_digest(tmp_path / f"{name}.safetensors") == ""
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"format": 2}', '{"format": 1}', '{"format": 1, "temperature": "x"}']
 )
@@ -180,6 +253,10 @@ def test_wrong_values():
             fit_decisions(logits, targets, list("abcd"), **options)
     with pytest.raises(ValueError, match="must both be"):
         fit_decisions(logits, targets, list("abc"))
+    with pytest.raises(ValueError, match=r"targets\[0, 0\] is 2.0: must be 1, 0 or -1"):
+        fit_decisions(logits, torch.full_like(logits, 2), list("abcd"))
+    with_nan = torch.where(targets == -1, math.nan, targets.double())
+    assert fit_decisions(logits, with_nan, list("abcd")) == fit_decisions(logits, targets, list("abcd"))
     with pytest.raises(ValueError, match="non-finite"):
         fit_decisions(logits * math.inf, targets, list("abcd"))
     assert Decisions(1.0, []).undecided == []

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -293,3 +294,40 @@ def test_bits_are_those_of_plain_comparisons(dtype):
             expected = torch.where(targets == 1, -1, torch.where(targets == 0, 0, 1)).to(torch.int8)
             assert torch.equal(to_bits(targets), expected)
             assert torch.equal(to_bits(targets.transpose(0, -1)), expected.transpose(0, -1))
+
+
+@pytest.mark.parametrize("unknown", [NAN, 0.5, 300, -129])
+@pytest.mark.parametrize(
+    "array", [np.zeros((2, 2), np.int8), torch.zeros(2, 2, dtype=torch.int8), np.zeros((2, 2), bool)]
+)
+def test_logic_or_refuses_an_unknown_that_the_type_cannot_hold(array, unknown):
+    """numpy would make it -9223372036854775808, or 0."""
+    value = "NaN" if unknown != unknown else unknown
+    with pytest.raises(
+        TypeError, match=f"targets.dtype={array.dtype} cannot hold unknown={value}: use a floating type"
+    ):
+        logic_or(array, unknown=unknown)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "float32", "uint16"])
+def test_logic_or_with_an_unknown_of_the_type(dtype):
+    labels = np.array([[1, 0, 100, 0], [100, 0, 0, 0]], dtype=dtype)
+    wanted = np.array([1, 0, 100, 0], dtype=dtype)
+    for got in (logic_or(labels, 0, unknown=100), logic_or(labels, 0, unknown=100.0)):
+        assert got.dtype == wanted.dtype
+        assert (got == wanted).all()
+    if dtype == "uint16":
+        with pytest.raises(TypeError, match="torch cannot compute with it"):
+            logic_or(torch.from_numpy(labels), 0)
+    else:
+        assert (logic_or(torch.from_numpy(labels), 0, unknown=100).numpy() == wanted).all()
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 2, 3)])
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_a_bad_label_is_named_in_any_shape(kind, shape):
+    labels = np.zeros(shape)
+    labels[tuple(size - 1 for size in shape)] = 7
+    place = f"[{', '.join(str(size - 1) for size in shape)}]" if shape else ""
+    with pytest.raises(ValueError, match=re.escape(f"targets{place} is 7.0: must be 1, 0 or -1 (unknown)")):
+        convert_labels(kind(labels), "logic", "nan")

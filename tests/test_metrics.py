@@ -364,6 +364,8 @@ def test_blocks_make_no_difference(monkeypatch):
         (lambda s, t: mean_average_precision(s, t + 1), "targets.* is 2: must be 1, 0 or -1"),
         (lambda s, t: evaluate(s, t.float() * 0.5), "targets.* is 0.5"),
         (lambda s, t: precision_recall(s, t, 1.5), "threshold=1.5: must be a probability"),
+        (lambda s, t: hamming_loss(s, t, 7), "threshold=7: must be a probability, from 0 to 1"),
+        (lambda s, t: hamming_loss(s, t, NAN), "threshold=nan: must be a probability"),
         (lambda s, t: precision_recall(s, t, top_k=0), "top_k=0: must be 1 or more"),
         (lambda s, t: average_precision(s, t, kind="voc"), "kind='voc': must be one of step, envelope"),
         (lambda s, t: calibration_error(s, t, bins=0), "bins=0: must be 1 or more"),

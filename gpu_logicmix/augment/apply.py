@@ -19,6 +19,7 @@ from gpu_logicmix.augment.finish import Ending
 from gpu_logicmix.augment.host import bytes_on_host
 from gpu_logicmix.augment.plan import MixPlan, filled, inside
 from gpu_logicmix.labels import from_bits, is_unknown, to_bits
+from gpu_logicmix.machine import triton_works
 
 # Samples are cut into rows of at most this many numbers, so that a sum stays in the first-level cache while it grows.
 _ROW = 4096
@@ -31,7 +32,7 @@ def _triton() -> ModuleType | None:
         from gpu_logicmix.augment import kernels
     except ImportError:
         return None
-    return kernels
+    return kernels if triton_works() else None
 
 
 def _by_kernel(table: Tensor, dtype: torch.dtype) -> bool:
@@ -90,11 +91,14 @@ class _Columns:
 def _mean(rows: Tensor, plan: MixPlan, end: _Columns) -> Tensor:
     if torch.compiler.is_compiling():
         return end(_gathered(rows, plan))
-    if rows.dtype is not torch.uint8:
-        return end(_mean_of_floats(rows, plan))
-    if _sizes_are_at_hand(rows) and end.whole and plan.weight is None:
-        return bytes_on_host(rows, plan.index, plan.size)
-    return _mean_of_bytes(rows, plan, end)
+    if rows.dtype is torch.uint8:
+        if _sizes_are_at_hand(rows) and end.whole and plan.weight is None:
+            return bytes_on_host(rows, plan.index, plan.size)
+        return _mean_in_float32(rows, plan, end)
+    # Half precision is rounded once, at the end, as by the kernel: normalising would enlarge the rounding of the mean.
+    if rows.dtype in (torch.float16, torch.bfloat16) and (end.scale is not None or end.dtype is not rows.dtype):
+        return _mean_in_float32(rows, plan, end)
+    return end(_mean_of_floats(rows, plan))
 
 
 def _gathered(rows: Tensor, plan: MixPlan) -> Tensor:
@@ -131,11 +135,14 @@ def _all_places(plan: MixPlan, dtype: torch.dtype) -> Tensor:
     return weight / plan.size[:, None]
 
 
-def _mean_of_bytes(rows: Tensor, plan: MixPlan, end: _Columns) -> Tensor:
-    """In columns, to keep the float copy small."""
+def _mean_in_float32(rows: Tensor, plan: MixPlan, end: _Columns) -> Tensor:
+    """Of bytes and half precision; in columns, to keep the float copy small."""
     members = inside(plan)
-    # Where all shares are equal, the sum of bytes is exact and only the division rounds.
-    weight = members.float() if plan.weight is None else plan.weight
+    at_hand = _sizes_are_at_hand(rows)
+    # Where all shares are equal, the sum of bytes is exact and only the division rounds. It reads floats at places
+    # without weight only where these are left out: they may be infinite.
+    summed = plan.weight is None and (at_hand or rows.dtype is torch.uint8)
+    weight = members.float() if summed else _all_places(plan, torch.float32)
     out = rows.new_empty(plan.index.shape[0], rows.shape[1], dtype=end.dtype)
     pieces = 8 if rows.is_cuda else max(8, rows.numel() >> 19)  # few kernels on a GPU, 2 MB for the cache of a CPU
     width = -(-rows.shape[1] // pieces // _ROW) * _ROW if rows.shape[1] > 8 * _ROW else -(-rows.shape[1] // 8)
@@ -143,9 +150,9 @@ def _mean_of_bytes(rows: Tensor, plan: MixPlan, end: _Columns) -> Tensor:
     for first in range(0, rows.shape[1], width):
         piece = rows[:, first : first + width]
         if bags is None or piece.shape[1] != width:
-            bags = _bags(piece, plan.index, weight.float(), members if _sizes_are_at_hand(rows) else None)
+            bags = _bags(piece, plan.index, weight, members if at_hand else None)
         total = _sum_rows(piece.float(), bags)
-        if plan.weight is None:
+        if summed:
             total /= plan.size[:, None]
         out[:, first : first + width] = end(total, first)
     return out

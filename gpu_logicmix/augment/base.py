@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gpu_logicmix.augment.apply import mix_images, or_targets
 from gpu_logicmix.augment.finish import Finish
 from gpu_logicmix.augment.plan import MixPlan, draw_groups, still_plan
-from gpu_logicmix.labels import check_labels
+from gpu_logicmix.labels import check_labels, check_unknown
 
 
 def finished(images: Tensor, finish: Finish) -> Tensor:
@@ -118,14 +118,17 @@ class Mix(nn.Module):
             raise ValueError(f"images has {images.shape[0]} samples and targets {targets.shape[0]}: must be as many")
         if images.device != targets.device:
             raise ValueError(f"images are on {images.device} and targets on {targets.device}: must be the same device")
-        if self.unknown != self.unknown and not targets.is_floating_point():
-            raise TypeError(f"targets.dtype={targets.dtype} cannot hold unknown=NaN: use a floating type or unknown=-1")
+        check_unknown(targets, self.unknown)
         if plan is not None and plan.index.shape[0] != images.shape[0]:
             raise ValueError(
                 f"plan is for {plan.index.shape[0]} samples, images has {images.shape[0]}: must be as many"
             )
         if plan is not None and plan.index.device != images.device:
             raise ValueError(f"plan is on {plan.index.device} and images on {images.device}: must be the same device")
+        if plan is not None and plan.seen is not None and not self.bank:
+            raise ValueError(
+                "plan was drawn by a mix with a bank, and this one has none: draw one with this mix, or give it a bank"
+            )
         if self.validate:
             check_labels(targets, unknown=self.unknown)
 

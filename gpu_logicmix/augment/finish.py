@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,6 +21,14 @@ class Ending(NamedTuple):
     shift: Tensor | None = None
 
 
+def _mean_and_std(normalize: tuple) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if isinstance(normalize, Sequence) and len(normalize) == 2:
+        with contextlib.suppress(TypeError, ValueError):  # numbers in place of lists, words in place of numbers
+            mean, std = (tuple(float(x) for x in part) for part in normalize)
+            return mean, std
+    raise ValueError(f"normalize={normalize!r}: must be (mean, std), one number each per channel, as ([0.5], [0.25])")
+
+
 class Finish:
     """normalize: (mean, std) per channel, of images in 0..1; out_dtype: the dtype that comes out.
 
@@ -33,13 +42,16 @@ class Finish:
             raise ValueError("out_dtype=torch.uint8: normalised images do not fit into bytes; use a floating type")
         self.normalize, self.out_dtype = None, out_dtype
         if normalize is not None:
-            if not isinstance(normalize, Sequence) or len(normalize) != 2:
-                raise ValueError(f"normalize={normalize!r}: must be (mean, std), one number each per channel")
-            mean, std = (tuple(float(x) for x in part) for part in normalize)
+            mean, std = _mean_and_std(normalize)
             if len(mean) != len(std) or not mean or not all(s > 0 and math.isfinite(s) for s in std):
                 raise ValueError(f"normalize={normalize!r}: mean and std must be as many, every std above 0")
             self.normalize = mean, std
         self._made: dict[tuple, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether no batch would change, whatever it is."""
+        return self.normalize is None and self.out_dtype is None
 
     def of(self, images: Tensor) -> Ending | None:
         """For a batch [B, channels, ...]; None: nothing to do."""

@@ -92,6 +92,8 @@ class KorniaMix(MixAugmentationBaseV2):
         return self.mix.plan(batch_size, self.device)
 
     def _same(self, plan: MixPlan) -> MixPlan:
+        if plan.weight is None:  # nobody is mixed: a batch of one, or an epoch without
+            return plan
         return plan._replace(weight=plan.weight[:1].expand_as(plan.weight))
 
     def _plan_of(self, params: Params, device: torch.device) -> MixPlan:
@@ -172,6 +174,12 @@ class _Sibling(KorniaMix):
         data_keys: list[str] | None = None,
         **options: Any,
     ) -> None:
+        for name in ("normalize", "out_dtype"):  # samples that are not mixed would stay without
+            if options.get(name) is not None:
+                raise TypeError(
+                    f"{name}={options[name]!r}: a mix for Kornia keeps the images' range and type; put Kornia's "
+                    f"Normalize behind it, or use {self.kind.__name__}({name}=...)"
+                )
         super().__init__(self.kind(**options), p, same_on_batch, keepdim, data_keys)
 
 

@@ -36,6 +36,7 @@ from gpu_logicmix.augment.pixel_ops import (
     translate,
 )
 from gpu_logicmix.augment.plan import random_source
+from gpu_logicmix.machine import sent, triton_works
 
 # In the paper's order.
 OPERATIONS = (
@@ -67,7 +68,7 @@ def _triton() -> Any:
         from gpu_logicmix.augment import augment_launch
     except ImportError:
         return None
-    return augment_launch
+    return augment_launch if triton_works() else None
 
 
 def _by_kernel(images: Tensor) -> bool:
@@ -91,7 +92,7 @@ class RandAugment(nn.Module):
     bins: number of magnitudes.
     interpolation: "bilinear" or "nearest", of rotations and shears.
     fill: what comes in from outside the image: a number, or one per channel, in the range of the images (0 to 255 for
-        uint8, 0 to 1 for float).
+        uint8, 0 to 1 for float). None, torchvision's default, is 0.
     ops: names out of `OPERATIONS` to draw from, all 14 by default.
     generator: where the draws come from; torch's global one by default.
 
@@ -111,7 +112,7 @@ class RandAugment(nn.Module):
         *,
         bins: int = 31,
         interpolation: str = "bilinear",
-        fill: float | Sequence[float] = 0,
+        fill: float | Sequence[float] | None = 0,
         ops: Sequence[str] = OPERATIONS,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -127,7 +128,7 @@ class RandAugment(nn.Module):
         if isinstance(ops, str) or not ops or len(set(ops)) < len(ops) or not set(ops) <= set(OPERATIONS):
             raise ValueError(f"ops={ops!r}: give a list of different names out of {', '.join(OPERATIONS)}")
         self.n, self.m, self.bins = n, m, bins
-        self.interpolation, self.fill, self.ops = interpolation, fill, tuple(ops)
+        self.interpolation, self.fill, self.ops = interpolation, 0 if fill is None else fill, tuple(ops)
         self.generator = generator
         # In float32, as torchvision has them, so that a threshold falls on the same side of a grey level.
         step = partial(torch.linspace, steps=bins, device="cpu")
@@ -152,7 +153,7 @@ class RandAugment(nn.Module):
         source = self.generator.device if self.generator is not None else torch.device(device or "cpu")
         draw = partial(torch.randint, size=(batch_size, self.n), device=source, **random_source(self.generator))
         operations, signs = draw(len(self.ops)), draw(2) * 2 - 1
-        return AugmentPlan(_send(operations, device or source), _send(signs, device or source))
+        return AugmentPlan(sent(operations, device or source), sent(signs, device or source))
 
     @torch.no_grad()
     def forward(self, images: Tensor, plan: AugmentPlan | None = None, mirror: Tensor | None = None) -> Tensor:
@@ -160,6 +161,8 @@ class RandAugment(nn.Module):
         check_images(images)
         if not self.training or images.numel() == 0:
             return images
+        if mirror is not None:
+            _check_mirror(images, mirror, "mirror")
         by_kernel = _by_kernel(images)
         if mirror is not None and not (by_kernel and self.n):
             images = mirrored(images, mirror)
@@ -174,8 +177,8 @@ class RandAugment(nn.Module):
             expected = f"for {images.shape[0]} images both are [{images.shape[0]}, N]"
             raise ValueError(f"plan: operations {shapes[0]} and signs {shapes[1]}; {expected}")
         if by_kernel:
-            operations, signs = (_send(tensor, images.device) for tensor in plan)
-            mirror = None if mirror is None else _send(mirror, images.device)
+            operations, signs = (sent(tensor, images.device) for tensor in plan)
+            mirror = None if mirror is None else sent(mirror, images.device)
             return _triton().augmented(images, operations, signs, mirror, self._magnitudes(images))
         if plan.operations.device.type == "cpu" and not compiling:
             return self._grouped(images, plan)
@@ -203,7 +206,7 @@ class RandAugment(nn.Module):
             order = [sample for members in groups.values() for sample in members]
             # The one transfer of a round, three whole numbers a sample; the host does not wait for it.
             table = torch.tensor([(i, operations[i], signs[i]) for i in order], device="cpu")
-            table = _send(table, images.device)
+            table = sent(table, images.device)
             start = len(groups[-1])
             for k, (_, _, apply) in enumerate(kernels):
                 members = groups[k]
@@ -225,7 +228,7 @@ class RandAugment(nn.Module):
         kernels = self._kernels(images)
         result = images
         for operations, signs in zip(plan.operations.unbind(1), plan.signs.unbind(1), strict=True):
-            operations, signs = _send(operations, images.device), _send(signs, images.device)
+            operations, signs = sent(operations, images.device), sent(signs, images.device)
             before = result
             for codes, directions, apply in kernels:
                 mine = sum(operations == code for code in codes) > 0
@@ -320,30 +323,33 @@ class RandomHorizontalFlip(nn.Module):
     def plan(self, batch_size: int, device: torch.device | str | None = None) -> Tensor:
         """[B] bool: which samples to mirror. On `device`, or on the generator's."""
         source = self.generator.device if self.generator is not None else torch.device(device or "cpu")
-        return _send(torch.rand(batch_size, device=source, **random_source(self.generator)) < self.p, device or source)
+        return sent(torch.rand(batch_size, device=source, **random_source(self.generator)) < self.p, device or source)
 
     def forward(self, images: Tensor, plan: Tensor | None = None) -> Tensor:
         if not self.training or images.numel() == 0:
             return images
         if plan is None:
             plan = self.plan(images.shape[0], images.device)
-        return mirrored(images, plan)
+        return mirrored(images, plan, "plan")
 
 
-def mirrored(images: Tensor, mirror: Tensor) -> Tensor:
-    """Those of `mirror` [B] left to right, as a new tensor."""
+def mirrored(images: Tensor, mirror: Tensor, name: str = "mirror") -> Tensor:
+    """Those of `mirror` [B] left to right, as a new tensor. `name` is the caller's for it."""
+    _check_mirror(images, mirror, name)
     if images.device.type == "cpu" and not torch.compiler.is_compiling():
         flipped = [x.flip(-1) if flip else x for x, flip in zip(images, mirror.tolist(), strict=True)]
         return like(torch.stack(flipped), images)
-    mirror = _send(mirror, images.device)
+    mirror = sent(mirror, images.device)
     if images.ndim == 4 and images.shape[1] in (1, 3) and _by_kernel(images):
         return _triton().mirrored(images, mirror)
-    return torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
+    return torch.where(mirror.view(-1, *[1] * (images.ndim - 1)), images.flip(-1), images)
 
 
-def _send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Without waiting, where the other side can do without: what arrives on the host is read at once."""
-    return tensor.to(device, non_blocking=torch.device(device).type != "cpu")
+def _check_mirror(images: Tensor, mirror: Tensor, name: str) -> None:
+    """A kernel would read past the end of a short one."""
+    if mirror.ndim != 1 or mirror.shape[0] != images.shape[0]:
+        count = images.shape[0]
+        raise ValueError(f"{name} has shape {tuple(mirror.shape)}: for {count} images it must be [{count}]")
 
 
 def _piece(values: int) -> int:

@@ -235,6 +235,8 @@ def _as_features(name: str, features: Tensor | np.ndarray, weight: Tensor, bias:
             f"{name} has shape {tuple(features.shape)}: must be [samples, {weight.shape[1]}], as weight has shape "
             f"{tuple(weight.shape)}"
         )
+    if not features.numel():
+        raise ValueError(f"{name} has shape {tuple(features.shape)}: must have at least one sample and one feature")
     return features.detach()
 
 

@@ -2,7 +2,9 @@
 
 The state that scores best on some labels scores better on them than it is. So the gain is not read off there: a state
 is also chosen by either half of the held-out labels and judged by the other half, and the mean of the two gains counts.
-Its interval is a paired bootstrap: the same images, drawn with replacement, for the heads before and after.
+A half without a positive or without a negative label can neither choose nor judge: such a category has no gain, which
+is not one of 0. The interval is a paired bootstrap: the same images, drawn with replacement, for the heads before and
+after.
 """
 
 from __future__ import annotations
@@ -81,16 +83,19 @@ class Judge:
     def gain(
         self, original: list[Tensor], chosen: list[list[Tensor]], resamples: int, generator: torch.Generator
     ) -> tuple[float, tuple[float, float]]:
-        """What the heads gained in mAP, and the 95 % interval of that. `chosen`: heads in the states that are best by
-        the first and by the second half; each is judged by the other half."""
+        """What the heads gained in mAP, and the 95 % interval of that; NaN if no half can tell. `chosen`: heads in the
+        states that are best by the first and by the second half; each is judged by the other half."""
         draws = _draws(len(self.rows), resamples, generator).to(self.place.device)
         before = self.logits(*original)
         both = []
         for heads, half in zip(chosen, reversed(self.halves), strict=True):
             after = resampled_ap(self.logits(*heads), half, self.place, draws)
             both.append(after - resampled_ap(before, half, self.place, draws))
-        # A category without a held-out positive label on either side has no AP there.
-        gains = torch.stack(both).nanmean(0).nanmean(1)
+        # Where a half had no AP to choose by, the original head was judged against itself.
+        telling = ~before.isnan().any(1)
+        for half in self.halves:
+            telling &= (half == 1).any(1) & (half == 0).any(1)
+        gains = torch.stack(both).masked_fill(~telling, math.nan).nanmean(0).nanmean(1)
         low, high = torch.nanquantile(gains[1:], gains.new_tensor([0.025, 0.975])).tolist()
         return gains[0].item(), (low, high)
 

@@ -27,11 +27,15 @@ def check(
 
         gpu-logicmix check --device cuda
     """
+    import torch
+
     from gpu_logicmix.augment.check import CHECKS
     from gpu_logicmix.progress import progress_bar
     from gpu_logicmix.train.distributed import usable_device
 
     where = usable_device(device)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)  # what is captured in a graph runs on the current device
     cases = mix_cases(where)
     total = len(CHECKS) + len(cases) + step_count(where)
     with progress_bar(total, "checking", unit=None, console=screen.console) as bar:

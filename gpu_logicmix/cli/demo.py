@@ -46,7 +46,9 @@ from gpu_logicmix.train.checkpoint import locked
 from gpu_logicmix.train.config import Config
 from gpu_logicmix.train.inputs import images_to_do, open_train, open_val
 from gpu_logicmix.train.loop import fit
+from gpu_logicmix.train.runlog import read_log
 
+COMMAND = "gpu-logicmix demo"  # as the log of a run has it: by it a demo knows its own
 # Folder of the run -> what it is called, and the one option in which it differs.
 METHODS = {"plain": ("plain training", {"mix": "none"}), "logicmix": ("LogicMix", {"mix": "logicmix"})}
 COLOURS = {"plain": "two", "logicmix": "one"}
@@ -101,8 +103,12 @@ def run_demo(out: str | Path, *, quick: bool = False, console: Console | None = 
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
-        for name in METHODS:
-            _remove_run(out / name)
+        earlier = [out / name for name in METHODS if (out / name).exists()]
+        for folder in earlier:  # all of them before any is removed
+            _check_own(folder)
+        for folder in earlier:
+            with locked(folder):
+                shutil.rmtree(folder)
         train, val = open_train(configs["plain"])[0], open_val(configs["plain"])  # draws the pictures
         config = configs["plain"]
         console.print(
@@ -121,14 +127,16 @@ def run_demo(out: str | Path, *, quick: bool = False, console: Console | None = 
     return page
 
 
-def _remove_run(folder: Path) -> None:
-    """Make room for a new run; only what looks like a run is removed."""
-    if not folder.exists():
-        return
-    if not (folder / "lock").exists():
+def _check_own(folder: Path) -> None:
+    """What makes room for a new run must be of an earlier demo: a run that nobody else has trained, or what is left of
+    one that was stopped before its first line."""
+    own = folder.is_dir() and not folder.is_symlink()
+    if own:
+        starts = [line.get("command") for line in read_log(folder) if line["kind"] == "start"]
+        names = {path.name for path in folder.iterdir()}
+        own = set(starts) == {COMMAND} if starts else names <= {"lock", "config.toml"} and names != {"config.toml"}
+    if not own:
         raise RunError(f"{folder}: in the way, and not a run of an earlier demo; choose another --out")
-    with locked(folder):
-        shutil.rmtree(folder)
 
 
 # ------------------------------------------------------------------------------------------------------------- the runs
@@ -199,7 +207,7 @@ def train_one() -> None:
     try:
         config = Config(**json.load(sys.stdin))
         # Quiet, as there are two of them and one bar for each is enough; their reports have all they say.
-        fit(config, sys.argv[1], command="gpu-logicmix demo", console=Console(quiet=True), tick=_say)
+        fit(config, sys.argv[1], command=COMMAND, console=Console(quiet=True), tick=_say)
         _say("done")
     except (ValueError, OSError) as error:
         _say(f"error: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -14,6 +15,8 @@ from gpu_logicmix.machine import version_line
 MISTAKE, BUG, INTERRUPTED = 1, 70, 130
 
 _VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^\s,;:()]+"""
+
+_LOST = re.compile(r"Connection (reset|closed) by peer|Connection refused|Broken pipe|Timed out waiting", re.IGNORECASE)
 
 
 def explain(error: BaseException, parameters: Iterable[Any] = ()) -> tuple[str, int]:
@@ -27,6 +30,10 @@ def explain(error: BaseException, parameters: Iterable[Any] = ()) -> tuple[str, 
     if isinstance(error, OSError) and error.strerror:
         place = "" if error.filename is None else f"{printable(error.filename)}: "
         return f"{place}{error.strerror}", MISTAKE
+    if _is_lost_process(error):
+        resumes = any(parameter.name == "resume" for parameter in parameters)
+        hint = "--resume continues it" if resumes else "run the command again"
+        return f"another process of the run was lost ({_first_sentence(text)}); {hint}", MISTAKE
     if isinstance(error, (ValueError, OSError)):
         return in_options(text, parameters), MISTAKE
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -73,6 +80,16 @@ def _is_out_of_memory(error: BaseException) -> bool:
     names = {cls.__name__ for cls in type(error).__mro__}  # by name: torch need not be loaded
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def _is_lost_process(error: BaseException) -> bool:
+    """Of several processes one has died, and this one has noticed: the error to look at is that of the other."""
+    if not os.environ.get("WORLD_SIZE", "1").isdecimal() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return False
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return bool(names & {"DistBackendError", "DistNetworkError", "DistStoreError"}) or (
+        isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None  # gloo has no class for it
     )
 
 

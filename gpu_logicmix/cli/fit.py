@@ -122,8 +122,8 @@ def fit(
         train(chosen, folder, resume=resume, command=command, console=screen.console)
     except Interrupted as stopped:
         screen.say(printable(stopped), "yellow")
-        kept = stopped.signum != signal.SIGINT and (folder / "last.pt").exists()
-        raise typer.Exit(0 if kept else 128 + stopped.signum) from None
+        fine = stopped.saved and stopped.signum != signal.SIGINT
+        raise typer.Exit(0 if fine else 128 + stopped.signum) from None
     runs.write_report(folder)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -51,10 +52,15 @@ def evaluate(
 
         gpu-logicmix evaluate runs/photos --data csv:more/labels.csv --split train
     """
+    from gpu_logicmix.decisions import OtherWeights
     from gpu_logicmix.train import predict as predictions
+    from gpu_logicmix.train.runlog import no_nan
 
+    _check_out(out)
     options = given(device=device, threads=threads, batch_size=batch_size)
-    result = predictions.evaluate_run(run, data, split, use, console=screen.console, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OtherWeights)  # said below, in a line
+        result = predictions.evaluate_run(run, data, split, use, console=screen.console, **options)
     if int(os.environ.get("RANK", 0)):
         return
     metrics, categories = result.metrics, result.categories
@@ -65,13 +71,30 @@ def evaluate(
     if metrics.left_out:
         names = ", ".join(categories[c] for c in metrics.left_out)
         screen.say(f"not in mAP, no known positive label: {printable(names)}")
+    _say_outdated(run, result.weights.stem)
     if out is not None:
         ap = {categories[c]: metrics.AP[c] for c in judged}
         values = {"weights": str(result.weights), "images": result.images, **metrics.as_dict(), "AP": ap}
         if result.decided is not None:
             values["at_thresholds"] = result.decided._asdict()
-        out.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        out.write_text(json.dumps(no_nan(values), indent=1) + "\n", encoding="utf-8")
         screen.say(f"wrote {printable(out)}")
+
+
+def _check_out(out: Path | None) -> None:
+    """Before the work, not after it."""
+    if out is not None and out.is_dir():
+        raise ValueError(f"--out {out}: is a folder; name a file in it")
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"--out {out}: there is no folder {out.parent}; create it first")
+
+
+def _say_outdated(run: Path, weights: str) -> None:
+    from gpu_logicmix.decisions import outdated_words, read_decisions
+
+    found = read_decisions(run)
+    if found is not None and found.outdated and found.weights == weights:
+        screen.say(printable(outdated_words(run, found)), "yellow")
 
 
 def _metric_tables(result: Any, order: list[int], show_all: bool) -> tuple[Table, Table]:
@@ -111,10 +134,29 @@ def cft(
     """
     from gpu_logicmix.train import finetune
 
+    if lr is not None and not lr > 0:
+        raise ValueError(f"--lr {lr:g}: must be above 0")
     options = given(cft_epochs=epochs, cft_lr=lr, cft_method=method)
     options |= given(device=device, threads=threads, batch_size=batch_size)
     finetune.fine_tune(run, console=screen.console, options=options)
+    _say_without_thresholds(run)
     write_report(run)
+
+
+def _say_without_thresholds(run: Path) -> None:
+    """If a run has thresholds, but not of the weights that it keeps."""
+    from gpu_logicmix.decisions import read_decisions
+    from gpu_logicmix.train.predict import kept_weights
+
+    found, kept = read_decisions(run), kept_weights(run)
+    if found is None or int(os.environ.get("RANK", 0)) or (found.weights == kept and not found.outdated):
+        return
+    whose = f"earlier weights ({found.weights})" if found.outdated else f"the weights {found.weights}"
+    line = (
+        f"{run / 'decisions.json'}: has thresholds of {whose} and none of {kept}, which evaluate, predict and export "
+        f"take unless told otherwise (--use); gpu-logicmix decide {run} fits these"
+    )
+    screen.say(printable(line), "yellow")
 
 
 def decide(
@@ -156,6 +198,7 @@ def decide(
     if found.log_loss[0] is not None:
         (loss, loss_after), (ece, ece_after) = found.log_loss, found.ece
         screen.say(f"log loss {loss:.4f} → {loss_after:.4f}, calibration error {ece:.2%} → {ece_after:.2%}")
+    _say_without_thresholds(run)
     write_report(run)
 
 
@@ -194,9 +237,12 @@ def prior(
         row = (f"… {len(order) - 16} more", "") if c is None else (shown(found.categories[c]), f"{found.prior[c]:.2%}")
         table.add_row(*row)
     screen.console.print(table)
-    above = int((found.prior > threshold).sum())
     screen.say(f"wrote {printable(out)}: {len(order)} categories, from {found.images:,} images")
-    screen.say(f"{above} of them are above {threshold:g}: --loss csl ignores unknown labels of these")
+    if threshold:
+        above = int((found.prior > threshold).sum())
+        screen.say(f"{above} of them are above {threshold:g}: --loss csl ignores unknown labels of these")
+    else:
+        screen.say("with a threshold of 0 --loss csl makes no use of it")
     screen.say(f"train with it: --loss csl --loss-option prior={printable(out)} --loss-option threshold={threshold:g}")
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gpu_logicmix.errors import DataError
 from gpu_logicmix.labels import LabelCounts, hide_labels
+from gpu_logicmix.machine import sent
 
 DENSE_CELLS = 1 << 28  # up to here labels are a matrix: simpler, and 268 MB are nothing
 _BLOCK = 1 << 22  # known labels worked on at a time
@@ -252,7 +253,7 @@ class LabelTable(nn.Module):
         self.longest = int(np.diff(labels.pointers).max(initial=0))
 
     def forward(self, rows: Tensor) -> Tensor:
-        rows = rows.to(self.pointers.device, non_blocking=True)
+        rows = sent(rows, self.pointers.device)
         start, end = self.pointers[rows], self.pointers[rows + 1]
         place = start[:, None] + torch.arange(self.longest, device=rows.device)
         inside = place < end[:, None]

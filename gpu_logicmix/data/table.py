@@ -202,7 +202,8 @@ def _in_both(table: CsvTable, rows: Any, names: list[str], train: Path, file: Pa
         return []
     splits = table.texts.get("split")
     if splits is not None:
-        trained = [n for n, s in zip(table.texts["image"], splits, strict=True) if SPLITS.get(s.lower(), s.lower()) == "train"]
+        kinds = (SPLITS.get(text.lower(), text.lower()) for text in splits)
+        trained = [name for name, kind in zip(table.texts["image"], kinds, strict=True) if kind == "train"]
     elif train != file and train.exists():
         trained = read_csv(train).texts["image"]
     else:

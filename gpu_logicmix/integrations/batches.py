@@ -11,8 +11,9 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from gpu_logicmix.augment.base import Mix
+from gpu_logicmix.augment.base import Mix, finished
 
 Key = str | int
 
@@ -24,30 +25,52 @@ def mix_batch(
 
     images, targets: where they are, keys of a dict or places of a tuple or list.
     mixed: in a dict, the key under which to leave which samples are mixed; None: do not.
-    training: False: leave all as it is, as `mix` does in `eval()`.
+    training: False: mix nobody, as `mix` does in `eval()`; `normalize` and `out_dtype` of the mix remain.
     """
     try:
         x, y = batch[images], batch[targets]
     except (KeyError, IndexError, TypeError):
-        have = f"has {', '.join(map(repr, batch))}" if isinstance(batch, MutableMapping) else f"is {_shape(batch)}"
-        raise ValueError(f"images={images!r}, targets={targets!r}: the batch {have}") from None
+        raise ValueError(f"images={images!r}, targets={targets!r}: the batch {_shape(batch)}") from None
     count = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     if training and mix.active and len(x):
         plan = mix.plan(len(x), x.device)
         x, y = mix(x, y, plan)
         count = plan.mixed
+    else:
+        x = finished(x, mix.finish)
+    new = {images: x, targets: y}
+    return _replaced(batch, new if mixed is None or not isinstance(batch, MutableMapping) else new | {mixed: count})
+
+
+def finish_batch(mix: Mix, batch: Any, images: Key = 0) -> Any:
+    """A batch like `batch` with `normalize` and `out_dtype` of the mix applied to its images, nothing else: for
+    validation and prediction, where there may be no labels and the batch may be the images alone."""
+    if mix.finish.idle:
+        return batch
+    if isinstance(batch, Tensor):
+        return finished(batch, mix.finish)
+    try:
+        x = batch[images]
+    except (KeyError, IndexError, TypeError):
+        raise ValueError(f"images={images!r}: the batch {_shape(batch)}") from None
+    return _replaced(batch, {images: finished(x, mix.finish)})
+
+
+def _replaced(batch: Any, parts: dict[Any, Any]) -> Any:
+    """A batch of the same kind with other things in some places."""
     if isinstance(batch, MutableMapping):
         new = batch.copy() if hasattr(batch, "copy") else dict(batch)
-        new[images], new[targets] = x, y
-        if mixed is not None:
-            new[mixed] = count
+        new.update(parts)
         return new
-    parts = list(batch)
-    parts[images], parts[targets] = x, y
+    every = list(batch)
+    for place, part in parts.items():
+        every[place] = part
     if hasattr(batch, "_make"):  # a named tuple
-        return batch._make(parts)
-    return type(batch)(parts)
+        return batch._make(every)
+    return type(batch)(every)
 
 
 def _shape(batch: Any) -> str:
-    return f"a {type(batch).__name__}" + (f" of {len(batch)}" if hasattr(batch, "__len__") else "")
+    if isinstance(batch, MutableMapping):
+        return f"has {', '.join(map(repr, batch))}"
+    return f"is a {type(batch).__name__}" + (f" of {len(batch)}" if hasattr(batch, "__len__") else "")

@@ -2,14 +2,16 @@
 
     Trainer(callbacks=[LogicMixCallback(p=0.5, k_max=3)])
 
-The mix runs on the device, after Lightning has moved the batch there, in training alone. The hook for that is one of
-the module or the data module (`on_after_batch_transfer`), not of callbacks, so the callback wraps theirs for the time
-of the fit.
+The mix runs on the device, after Lightning has moved the batch there, in training alone; its `normalize` and
+`out_dtype` hold for every batch, also of `validate`, `test` and `predict`. The hook for that is one of the module or
+the data module (`on_after_batch_transfer`), not of callbacks, so the callback wraps theirs for the time of the call.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from torch import Tensor
 
 try:
     from lightning.pytorch import Callback
@@ -20,13 +22,13 @@ except ImportError:  # the older name of the same package
 
 from gpu_logicmix.augment.base import Mix
 from gpu_logicmix.augment.logicmix import GPULogicMix
-from gpu_logicmix.integrations.batches import Key, mix_batch
+from gpu_logicmix.integrations.batches import Key, finish_batch, mix_batch
 
 HOOK = "on_after_batch_transfer"
 
 
 class LogicMixCallback(Callback):
-    """Mixes each training batch.
+    """Mixes each training batch. Of other batches it normalises and casts the images, if the mix does.
 
     mix: another mix than `GPULogicMix(**options)`, or one made before.
     images, targets, mixed: where they are in the batch, see `mix_batch`.
@@ -49,7 +51,7 @@ class LogicMixCallback(Callback):
         self._hooked: Any = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage != "fit" or self._hooked is not None:
+        if self._hooked is not None:
             return
         data = trainer.datamodule
         self._hooked = data if data is not None and is_overridden(HOOK, data) else pl_module
@@ -57,7 +59,10 @@ class LogicMixCallback(Callback):
 
         def after_transfer(batch: Any, dataloader_idx: int) -> Any:
             batch = before(batch, dataloader_idx)
-            return mix_batch(self.mix, batch, **self.keys) if trainer.training else batch
+            # A tensor alone has no labels: Lightning sends `example_input_array` this way, before the first batch.
+            if trainer.training and not isinstance(batch, Tensor):
+                return mix_batch(self.mix, batch, **self.keys)
+            return finish_batch(self.mix, batch, self.keys["images"])
 
         setattr(self._hooked, HOOK, after_transfer)
 
@@ -67,7 +72,7 @@ class LogicMixCallback(Callback):
             self._hooked = None
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self.teardown(trainer, pl_module, "fit")
+        self.teardown(trainer, pl_module, "")
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self.mix.to(pl_module.device)

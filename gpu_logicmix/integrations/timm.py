@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gpu_logicmix.augment.base import Mix
+from gpu_logicmix.augment.base import Mix, finished
 from gpu_logicmix.augment.logicmix import GPULogicMix
 
 
@@ -25,4 +25,4 @@ class MixupFn:
         self.mixup_enabled = True
 
     def __call__(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        return self.mix(x, target) if self.mixup_enabled else (x, target)
+        return self.mix(x, target) if self.mixup_enabled else (finished(x, self.mix.finish), target)

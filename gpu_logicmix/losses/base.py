@@ -208,6 +208,13 @@ def check_at_least_zero(**values: float) -> None:
             raise ValueError(f"{name}={value!r}: must be 0 or more")
 
 
+def check_at_least_one(**values: int | None) -> None:
+    """None is none given."""
+    for name, value in values.items():
+        if value is not None and not value >= 1:
+            raise ValueError(f"{name}={value!r}: must be 1 or more")
+
+
 def check_probability(**values: float) -> None:
     for name, value in values.items():
         if not 0 <= value < 1:

@@ -10,7 +10,7 @@ With q = min(1 - p + clip, 1), a label costs
     alpha_unknown * (1 - q)^gamma_unknown * -log(q)  if unknown; nothing if it is ignored
 
 Modes: "ignore" ignores all unknown labels, "negative" none, "selective" those of categories with a prior above
-`threshold`, and of the whole batch the `topk` * B unknown labels with the largest logits.
+`threshold` (0: of none), and of the whole batch the `topk` * B unknown labels with the largest logits.
 
 The authors' code sums; "mean" is over the labels that are not ignored. It clamps logarithms at 1e-8; these come from
 log-sigmoid, which needs no clamp. Its README prints (gamma_unknown, gamma_neg, gamma_pos) as (4, 1, 1) in a table and
@@ -48,11 +48,12 @@ class ClassAwareSelectiveLoss(Loss):
     alpha_neg, alpha_pos, alpha_unknown: factors.
     topk: for each sample of the batch, this many unknown labels are ignored: those with the largest logits of all.
     threshold: unknown labels of categories with a larger prior are ignored; 0.5 in the authors' runs, 0.05 in their
-        parser.
+        parser. 0 turns this off, as in their code.
     prior: how often each category is present: a CSV file with columns Classes, avg_pred (as `write_prior` and the
         authors' code write it), a tensor [C], "known": the share of present ones among the known labels of the training
         set, or none: no category is ignored as a whole. A file goes by the names of categories and "known" by the
         labels that `prepare` is given, which a run does; in a loop of one's own: `loss.prepare(labels, categories)`.
+        Both can be loaded from a `state_dict` as well.
     per_group: rank original and mixed samples apart.
     """
 
@@ -77,7 +78,8 @@ class ClassAwareSelectiveLoss(Loss):
         unknown: float = -1,
     ) -> None:
         super().__init__(reduction, unknown=unknown)
-        check_at_least_zero(gamma_neg=gamma_neg, gamma_pos=gamma_pos, gamma_unknown=gamma_unknown, topk=topk)
+        check_at_least_zero(gamma_neg=gamma_neg, gamma_pos=gamma_pos, gamma_unknown=gamma_unknown)
+        check_at_least_zero(topk=topk, threshold=threshold)
         check_probability(clip=clip)
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: must be one of {', '.join(MODES)}")
@@ -90,6 +92,16 @@ class ClassAwareSelectiveLoss(Loss):
             self._by_name = read_prior(prior)
             prior = torch.tensor(list(self._by_name.values()))
         self.register_buffer("prior", None if prior is None or self._from_labels else torch.as_tensor(prior).float())
+        if self.prior is not None and self.prior.ndim != 1:
+            raise ValueError(f"prior has shape {tuple(self.prior.shape)}: must be [categories], a number for each")
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        prior, mine = state_dict.get(f"{prefix}prior"), self.prior
+        by_prepare = self._from_labels or self._by_name is not None
+        if by_prepare and prior is not None and (mine is None or mine.shape != prior.shape):
+            # That one had been prepared, and this one has not.
+            self.prior = torch.empty_like(prior, device=None if mine is None else mine.device)
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def prepare(self, labels: Any, categories: list[str]) -> None:
         if self._by_name is not None:
@@ -101,8 +113,16 @@ class ClassAwareSelectiveLoss(Loss):
             labels = torch.as_tensor(labels)
             known = ~is_unknown(labels)
             self.prior = ((labels == 1).sum(0) / known.sum(0).clamp(min=1)).float()
-        if self.prior is not None and len(self.prior) != len(categories):
-            raise ValueError(f"prior has {len(self.prior)} entries: must have {len(categories)}, one for each category")
+        self._check_prior(len(categories))
+
+    def _check_prior(self, categories: int) -> None:
+        if self.prior is None and self._from_labels:
+            raise ValueError("prior='known': call prepare(labels, categories) first, it is counted from these labels")
+        if self.prior is not None and len(self.prior) != categories:
+            way_out = "; prepare(labels, categories) takes them by name" if self._by_name is not None else ""
+            raise ValueError(
+                f"prior has {len(self.prior)} entries: must have {categories}, one for each category{way_out}"
+            )
 
     def cells(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
         check_mixed(batch.mixed, output.logits)
@@ -140,9 +160,11 @@ class ClassAwareSelectiveLoss(Loss):
             if everyone is not None:
                 chosen = chosen[everyone.own]
             found[: len(chosen)] |= chosen & eligible[: len(chosen)]
-        if self.prior is not None and len(self.prior) == logits.shape[1]:
-            # Labels of such categories are ranked with the others, as in the authors' code.
-            found |= unknown & (self.prior.to(logits.device) > self.threshold)
+        if self.threshold > 0:
+            self._check_prior(logits.shape[1])
+            if self.prior is not None:
+                # Labels of such categories are ranked with the others, as in the authors' code.
+                found |= unknown & (self.prior.to(logits.device) > self.threshold)
         return found
 
 

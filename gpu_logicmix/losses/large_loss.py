@@ -59,6 +59,9 @@ class _LargeLoss(Loss):
             raise ValueError(f"rule={rule!r}: must be one of {', '.join(RULES)}")
         if not isinstance(base, PartialLoss) and base not in BASES:
             raise ValueError(f"base={base!r}: must be one of {', '.join(BASES)}, or a PartialLoss")
+        if isinstance(base, PartialLoss) and base.normalize is not None:
+            # The mean is over all labels, since unknown ones count: a weight by known ones would contradict it.
+            raise ValueError(f"base has normalize={base.normalize!r}: must be None, unknown labels count as well here")
         self.delta, self.rule, self.per_group = delta, rule, per_group
         self.base = base if isinstance(base, PartialLoss) else BASES[base]()
         # Of labels to treat in this epoch. A tensor: torch.compile would make a new graph for every other number.
@@ -111,6 +114,8 @@ class _LargeLoss(Loss):
         else:
             wanted = (cells * self.share - 1e-9).ceil()  # less a little: 0.3 * 10 is 3, not 3.0000000000000004
         ranked = costs.flatten().sort(descending=True).values
+        if not len(ranked):
+            return eligible  # nowhere is a label
         place = (wanted.long() - 1).clamp(min=0, max=len(ranked) - 1)
         limit = ranked.index_select(0, place.view(1))
         if self.rule == "mlcpl":
@@ -143,13 +148,18 @@ class LargeLossRejection(_LargeLoss):
 class LargeLossCorrection(_LargeLoss):
     """LL-Ct: unknown labels are taken as absent; those with the largest loss are taken as present instead.
 
-    delta: by how many percent the share of corrected labels grows with every epoch; the authors' follow-up takes 0.2.
+    delta: by how many percent the share of corrected labels grows with every epoch; none: 0.2 as in the authors'
+        follow-up, or their 0.1 with `permanent`.
     permanent: LL-Cp: what is corrected stays so, in the table of pseudo-labels, and the share is the same in every
         epoch after the first. In a loop of one's own, `corrected` [B, C] has the labels of the last call to write back.
     rule, base, per_group: as for LL-R.
     """
 
-    def __init__(self, delta: float = 0.2, reduction: str = "mean", *, permanent: bool = False, **shared: Any) -> None:
+    def __init__(
+        self, delta: float | None = None, reduction: str = "mean", *, permanent: bool = False, **shared: Any
+    ) -> None:
+        if delta is None:
+            delta = 0.1 if permanent else 0.2
         super().__init__(delta, reduction, **shared)
         if permanent and self.rule == "mlcpl":
             raise ValueError("rule='mlcpl' with permanent=True: mlcpl has no LL-Cp; take rule='paper' or 'released'")

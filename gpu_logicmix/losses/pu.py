@@ -6,7 +6,7 @@ from Positive and Unlabeled Data", NeurIPS 2020, https://arxiv.org/abs/1906.0064
 
 For each category, with the logits z of a batch:
 
-    s = min(1, alpha * std(z))                 the temperature, a constant in the backward pass
+    s = min(1, alpha * std(z))                 the temperature, a constant in the backward pass; 1 if that is about 0
     f = sigmoid(z / s)
     w = mean(f)^gamma                          re-balances categories, a constant as well
     loss = w * log(mean(f)) - mean over known positives of log(f)
@@ -15,7 +15,8 @@ The loss of a batch is the sum over categories; it can be negative. "mean" divid
 labels: means are over the samples of all processes, and of one of several accumulated batches.
 
 mean(f) stands for how often the category is present. So it, and the standard deviation, are taken over original samples
-alone where others are mixed; known positives are taken from both.
+alone where others are mixed; known positives are taken from both. One sample has no deviation: where fewer than two are
+original it is that of all samples.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gpu_logicmix.losses.base import LOSSES, Batch, Loss, Output, check_at_least
 from gpu_logicmix.losses.everyone import summed, total
 
 TINY = 1e-10  # below this, mean(f) has no logarithm
-COLDEST = 1e-3  # the temperature of a category whose logits are all alike, which would be 0
+COLDEST = 1e-3  # a temperature below it is none: the logits are all alike, or there is one alone
 
 
 @LOSSES.register("pu-mlc")
@@ -54,25 +55,27 @@ class VariationalPULoss(Loss):
         check_mixed(batch.mixed, output.logits)
         logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
         original = self._original(batch.mixed, logits)
-        scaled = logits / self.temperature(logits.detach(), original)
+        scaled = logits / self.temperature(logits.detach(), self._original(batch.mixed, logits, least=2))
         mean = self._mean(scaled.sigmoid(), original).clamp(min=TINY)
         positive = (batch.targets == 1).to(logits.dtype)
         from_positives = self._mean(F.logsigmoid(scaled), positive)
         loss = mean.detach() ** self.gamma * mean.log() - from_positives
         return loss, torch.full((), logits.shape[1], dtype=loss.dtype, device=loss.device)
 
-    def temperature(self, logits: Tensor, original: Tensor) -> Tensor:
-        """[C]."""
-        variance = self._mean((logits - self._mean(logits, original)) ** 2, original)
-        return (self.alpha * variance.sqrt()).clamp(min=COLDEST, max=1)
+    def temperature(self, logits: Tensor, weight: Tensor) -> Tensor:
+        """[C], by the samples that have a weight [B, 1] of 1."""
+        variance = self._mean((logits - self._mean(logits, weight)) ** 2, weight)
+        found = self.alpha * variance.sqrt()
+        # Not as cold as it can be: that would multiply the logits, and with them the loss, by a thousand.
+        return found.masked_fill(found < COLDEST, 1).clamp(max=1)
 
-    def _original(self, mixed: Tensor | None, logits: Tensor) -> Tensor:
-        """[B, 1] of 1 for original samples and 0 for mixed ones; all 1 where all are mixed."""
+    def _original(self, mixed: Tensor | None, logits: Tensor, least: int = 1) -> Tensor:
+        """[B, 1] of 1 for original samples and 0 for mixed ones; all 1 where fewer than `least` are original."""
         if mixed is None and not self.together:
             return logits.new_ones(len(logits), 1)
         original = logits.new_ones(len(logits), dtype=torch.bool) if mixed is None else ~mixed
-        none = (total(original.sum()) if self.together else original.sum()) == 0
-        return (original | none)[:, None].to(logits.dtype)
+        few = (total(original.sum()) if self.together else original.sum()) < least
+        return (original | few)[:, None].to(logits.dtype)
 
     def _mean(self, values: Tensor, weight: Tensor) -> Tensor:
         """[C], over samples, by weights [B, 1] or [B, C]."""

@@ -42,12 +42,15 @@ class DSRBHead(SARBHead):
 
     positives: maximum number of known positives per category and quarter to make prototypes from, the first in the
         training set.
+    prototypes: 4, one for each quarter.
     """
 
-    def __init__(self, features: int, categories: int, positives: int = 100, **options: Any) -> None:
-        if options.pop("prototypes", 4) != 4:
-            raise ValueError("prototypes: dsrb has 4, one for each quarter of the image")
-        super().__init__(features, categories, prototypes=4, positives=positives, **options)
+    def __init__(
+        self, features: int, categories: int, positives: int = 100, prototypes: int = 4, **options: Any
+    ) -> None:
+        if prototypes != 4:
+            raise ValueError(f"prototypes={prototypes!r}: must be 4, one for each quarter of the image")
+        super().__init__(features, categories, prototypes=prototypes, positives=positives, **options)
 
     def forward(self, features: Tensor, batch: Batch | None = None) -> Output:
         features, own, attention = self.category_features(features)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpu_logicmix.losses.base import Batch, Output
+from gpu_logicmix.losses.base import Batch, Output, check_at_least_one
 from gpu_logicmix.methods.base import HEADS, Head
 from gpu_logicmix.methods.semantic import pair_counts, take_word_vectors
 
@@ -69,6 +69,7 @@ class GCNMLHead(Head):
         weight: float = 0.25,
     ) -> None:
         super().__init__()
+        check_at_least_one(hidden=hidden, words=words)
         self.threshold, self.weight = threshold, weight
         self.messages: list[str] = []
         self.words = nn.Parameter(torch.randn(categories, words) * 0.4)  # as GloVe's are spread

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpu_logicmix.losses.base import Batch, Output
+from gpu_logicmix.losses.base import Batch, Output, check_at_least_one
 from gpu_logicmix.methods.base import HEADS, Head
 from gpu_logicmix.methods.gcn_ml import GraphLayer, correlation
 from gpu_logicmix.methods.semantic import CategoryClassifier, pair_counts
@@ -36,6 +36,7 @@ class PGCNHead(Head):
         self, features: int, categories: int, width: int = 512, threshold: float = 0.4, weight: float = 0.25
     ) -> None:
         super().__init__()
+        check_at_least_one(width=width)
         self.threshold, self.weight = threshold, weight
         self.activation = nn.Linear(features, categories)
         self.reduce = nn.Linear(features, width)

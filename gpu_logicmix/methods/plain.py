@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from gpu_logicmix.losses.base import Batch, Output
+from gpu_logicmix.losses.base import Batch, Output, check_at_least_one, check_probability
 from gpu_logicmix.methods.base import HEADS, Head
 
 
@@ -27,6 +27,11 @@ class _Layers(Head, nn.Sequential):
         return list(self)[-1]
 
 
+def _dropout(share: float) -> list[nn.Module]:
+    check_probability(dropout=share)
+    return [nn.Dropout(share)] if share > 0 else []
+
+
 @HEADS.register("linear")
 class LinearHead(_Layers):
     """One linear layer.
@@ -35,8 +40,7 @@ class LinearHead(_Layers):
     """
 
     def __init__(self, features: int, categories: int, dropout: float = 0.0) -> None:
-        dropouts = [nn.Dropout(dropout)] if dropout > 0 else []
-        super().__init__(*dropouts, nn.Linear(features, categories))
+        super().__init__(*_dropout(dropout), nn.Linear(features, categories))
 
 
 @HEADS.register("mlp")
@@ -48,6 +52,6 @@ class MLPHead(_Layers):
     """
 
     def __init__(self, features: int, categories: int, hidden: int | None = None, dropout: float = 0.0) -> None:
-        hidden = hidden or features
-        dropouts = [nn.Dropout(dropout)] if dropout > 0 else []
-        super().__init__(nn.Linear(features, hidden), nn.ReLU(), *dropouts, nn.Linear(hidden, categories))
+        check_at_least_one(hidden=hidden)
+        hidden = features if hidden is None else hidden
+        super().__init__(nn.Linear(features, hidden), nn.ReLU(), *_dropout(dropout), nn.Linear(hidden, categories))

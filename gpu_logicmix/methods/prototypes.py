@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gpu_logicmix.errors import printable
+from gpu_logicmix.losses.base import check_at_least_one
 from gpu_logicmix.methods.semantic import pair_counts
 from gpu_logicmix.methods.transfer import TransferHead
 
@@ -83,9 +84,7 @@ class PrototypeHead(TransferHead):
         **options: Any,
     ) -> None:
         super().__init__(features, categories, **options)
-        for name, value in (("prototypes", prototypes), ("every", every), ("positives", positives)):
-            if value < 1:
-                raise ValueError(f"{name}={value!r}: must be 1 or more")
+        check_at_least_one(prototypes=prototypes, every=every, positives=positives)
         self.every, self.positives = every, positives
         self.register_buffer("prototypes", torch.zeros(categories, prototypes, self.width))
         self.register_buffer("found", torch.zeros(categories, dtype=torch.bool))  # categories that have prototypes

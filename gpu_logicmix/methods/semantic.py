@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gpu_logicmix.losses.base import Batch, Output
+from gpu_logicmix.losses.base import Batch, Output, check_at_least_one, check_at_least_zero
 from gpu_logicmix.methods.base import Head
 
 CHUNK = 1 << 24  # elements of the largest tensor that is kept for the backward pass: 64 MB in float32
@@ -146,9 +146,8 @@ class SemanticHead(Head):
         pool: int = 1,
     ) -> None:
         super().__init__()
-        for name, value in (("width", width), ("joint", joint), ("out", out), ("words", words), ("pool", pool)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value!r}: must be 1 or more")
+        check_at_least_one(width=width, joint=joint, out=out, words=words, pool=pool)
+        check_at_least_zero(steps=steps)
         self.categories, self.pool, self.width = categories, pool, width or features
         self.messages: list[str] = []
         self.reduce: nn.Module = nn.Identity()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gpu_logicmix.losses.base import Batch, LossSum, Output
+from gpu_logicmix.losses.base import Batch, LossSum, Output, check_at_least_one
 from gpu_logicmix.methods.base import HEADS
 from gpu_logicmix.methods.semantic import CHUNK
 from gpu_logicmix.methods.transfer import Step, Terms, TransferHead, partial_bce
@@ -121,6 +121,7 @@ class SSTHead(TransferHead):
         **options: Any,
     ) -> None:
         super().__init__(features, categories, **options)
+        check_at_least_one(stored=stored)
         self.intra, self.inter, self.pair = intra, inter, pair
         self.threshold, self.lowest, self.fall = threshold, lowest, fall
         joint, out = self.decouple.image.out_features, self.mix.out_features
@@ -128,6 +129,11 @@ class SSTHead(TransferHead):
         # Unit vectors, so that the mean of cosines is a product with their mean; where the next one goes.
         self.register_buffer("queue", torch.zeros(categories, stored, self.width))
         self.register_buffer("next", torch.zeros(categories, dtype=torch.int64))
+
+    def prepare(self, labels: Any, categories: list[str], word_vectors: Tensor | None = None) -> None:
+        super().prepare(labels, categories, word_vectors)
+        self.queue.zero_()  # features of another run's images, from the weights that this one starts from
+        self.next.zero_()
 
     def threshold_at(self, epoch: int) -> float:
         return max(self.lowest, self.threshold - self.fall * max(0, epoch - self.start))

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_logicmix.losses.base import Batch, LossSum, Output
+from gpu_logicmix.losses.base import Batch, LossSum, Output, check_at_least_zero
 from gpu_logicmix.losses.everyone import Everyone, random_integers, total
 from gpu_logicmix.methods.semantic import SemanticHead
 
@@ -93,6 +93,7 @@ class TransferHead(SemanticHead):
 
     def __init__(self, features: int, categories: int, start: int = 5, contrast: float = 0.05, **options: Any) -> None:
         super().__init__(features, categories, **options)
+        check_at_least_zero(start=start)
         self.start, self.contrast = start, contrast
         # What random choices are made from, and where they stand: the same on every process.
         self.register_buffer("draws", torch.randint(1 << 30, ()))
@@ -103,6 +104,7 @@ class TransferHead(SemanticHead):
     def prepare(self, labels: Any, categories: list[str], word_vectors: Tensor | None = None) -> None:
         super().prepare(labels, categories, word_vectors)
         self.samples.fill_(len(labels))
+        self.seen.zero_()  # of this run: the weights it starts from may bring those of another
 
     def own_losses(self, output: Output, batch: Batch, step: Step) -> Terms:
         """Losses over the samples of this process, which become means over those of all."""

@@ -38,7 +38,9 @@ class Classifier(nn.Module):
     num_stages: how many stages `freeze` knows.
     """
 
-    def __init__(self, backbone: nn.Module, head: Head, mean: Tensor | None = None, std: Tensor | None = None):
+    def __init__(
+        self, backbone: nn.Module, head: Head, mean: Tensor | None = None, std: Tensor | None = None, channels: int = 3
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
@@ -47,13 +49,13 @@ class Classifier(nn.Module):
         self._always_eval: list[str] = []
         self.fixed_batch_norm = False
         # Never trained: DistributedDataParallel stops at a parameter without a gradient.
-        self._unused = _behind_the_map(backbone) if head.takes == "map" else frozenset()
+        self._unused = _behind_the_map(backbone, channels) if head.takes == "map" else frozenset()
         self._thaw(frozenset())
         self.normalises = mean is not None
         self.normalised_in_training = False  # the training run sets it where its augmentation does it in its last pass
         # In the state dict even where they do nothing: a checkpoint says how its images were normalised.
-        self.register_buffer("mean", torch.zeros(3, 1, 1) if mean is None else mean)
-        self.register_buffer("std", torch.ones(3, 1, 1) if std is None else std)
+        self.register_buffer("mean", torch.zeros(channels, 1, 1) if mean is None else mean)
+        self.register_buffer("std", torch.ones(channels, 1, 1) if std is None else std)
 
     def features(self, images: Tensor) -> Tensor:
         """What the head takes: pooled features of the backbone [B, D], or its map before pooling [B, D, h, w]."""
@@ -195,7 +197,7 @@ def build_model(
     freeze: the first stages not to train, see `Classifier.freeze`.
     batch_norm: "train", or "eval": batch norms keep the statistics they came with, also where they are trained. For few
         images or small batches, whose own statistics are poor.
-    timm_options: go to `timm.create_model`, e.g. `drop_path_rate`.
+    timm_options: go to `timm.create_model`, e.g. `drop_path_rate`, or `in_chans` for images of other than 3 channels.
     """
     if batch_norm not in ("train", "eval"):
         raise ValueError(f"batch_norm={batch_norm!r}: must be train or eval")
@@ -207,8 +209,9 @@ def build_model(
     state = None if weights is None else read_weights(weights)
 
     backbone = _backbone(name, pretrained, image_size, timm_options)
-    mean, std = _mean_and_std(backbone, normalisation, pretrained, state)
-    model = Classifier(backbone, HEADS.make(head, options, _width(backbone, head), num_classes), mean, std)
+    channels = timm_options.get("in_chans", 3)
+    mean, std = _mean_and_std(backbone, normalisation, pretrained, state, channels)
+    model = Classifier(backbone, HEADS.make(head, options, _width(backbone, head), num_classes), mean, std, channels)
     ours = state is not None and is_ours(state)
     if ours:
         model.head.adapt(backbone)
@@ -236,13 +239,15 @@ def _head_options(head: str, num_classes: int, options: Sequence[str], hidden: i
 
 
 def _mean_and_std(
-    backbone: nn.Module, normalisation: str, pretrained: bool, state: dict[str, Tensor] | None
+    backbone: nn.Module, normalisation: str, pretrained: bool, state: dict[str, Tensor] | None, channels: int
 ) -> tuple[Tensor | None, Tensor | None]:
     if normalisation == "auto" and state is not None and is_ours(state):
         if state["mean"].any() or (state["std"] != 1).any():
             return state["mean"], state["std"]
     elif normalisation == "backbone" or (normalisation == "auto" and (pretrained or state is not None)):
-        mean, std = (torch.tensor(backbone.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
+        mean, std = (torch.tensor(backbone.pretrained_cfg[key]).view(-1, 1, 1) for key in ("mean", "std"))
+        if len(mean) != channels:  # one number for all, as timm's loader does
+            mean, std = (values.mean(0, keepdim=True).repeat(channels, 1, 1) for values in (mean, std))
         return mean, std
     return None, None
 
@@ -292,12 +297,12 @@ def _width(backbone: nn.Module, head: str) -> int:
     return backbone.head_hidden_size if hasattr(backbone, "head_hidden_size") else backbone.num_features
 
 
-def _behind_the_map(backbone: nn.Module) -> frozenset[str]:
+def _behind_the_map(backbone: nn.Module, channels: int) -> frozenset[str]:
     """Names of parameters that the map does not depend on, such as a norm after pooling: seen in a backward pass
     without data."""
     trial = copy.deepcopy(backbone).to("meta").eval()
     height, width = backbone.pretrained_cfg["input_size"][1:]
     if hasattr(backbone, "patch_embed") and getattr(backbone.patch_embed, "img_size", None):
         height, width = backbone.patch_embed.img_size  # one that was made for another size
-    feature_map(trial, torch.empty(1, 3, height, width, device="meta")).sum().backward()
+    feature_map(trial, torch.empty(1, channels, height, width, device="meta")).sum().backward()
     return frozenset(name for name, parameter in trial.named_parameters() if parameter.grad is None)

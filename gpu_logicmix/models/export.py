@@ -4,12 +4,14 @@
     exported.difference                                      # the largest, of logits, against the model itself
 
 ONNX and torch.export hold everything: normalisation, backbone, head, the sigmoid. They take images [B, 3, SIZE, SIZE]
-in [0, 1] and give logits and probabilities [B, C]. timm and Hugging Face know a backbone with one linear layer, so they
-take runs with the head `linear` alone, and images that the user normalises (`mean` and `std` are in the files).
+in [0, 1] (with as many channels as the model has) and give logits and probabilities [B, C]. timm and Hugging Face know
+a backbone with one linear layer, so they take runs with the head `linear` alone, and images that the user normalises
+(`mean` and `std` are in the files).
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,9 +71,7 @@ def export_model(model: Classifier, to: str, path: str | Path, card: Card) -> Ex
     if path.exists() and path.is_dir() != (to == "hf"):
         raise ValueError(f"{path}: is {'a folder' if path.is_dir() else 'a file'}, {to} writes the other")
     path.parent.mkdir(parents=True, exist_ok=True)
-    model = model.cpu().eval()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+    model = copy.deepcopy(model).cpu().eval().requires_grad_(False)  # the caller's may be in the middle of its training
     write, read, load = {
         "onnx": (_write_onnx, _read_onnx, "onnxruntime.InferenceSession({!r})"),
         "torch-export": (_write_torch_export, _read_torch_export, "torch.export.load({!r}).module()"),
@@ -80,14 +80,14 @@ def export_model(model: Classifier, to: str, path: str | Path, card: Card) -> Ex
     }[to]
     write(model, path, card)
     difference = _difference(model, read(path, card), card.size)
-    load = (load or _timm_line(card)).format(f"local-dir:{path}" if to == "hf" else str(path))
+    load = (load or _timm_line(model, card)).format(f"local-dir:{path}" if to == "hf" else str(path))
     return Exported(path, difference, load)
 
 
 def _difference(model: Classifier, again: Any, size: int) -> float:
     """The largest difference of a logit, on noise and flat images in batches of two sizes."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.rand(5, 3, size, size, generator=generator)
+    images = torch.rand(5, len(model.mean), size, size, generator=generator)
     images[3:] = images[3:, :, :1, :1]
     with torch.no_grad():
         wanted = model(images)
@@ -107,7 +107,7 @@ def metadata(model: Classifier, card: Card) -> dict[str, Any]:
         "input": {
             "size": [card.size, card.size],
             "resize": "to this size without keeping the aspect ratio, bilinear with antialiasing",
-            "channels": "RGB",
+            "channels": "RGB" if len(model.mean) == 3 else len(model.mean),
             "range": [0.0, 1.0],
             "mean": model.mean.flatten().tolist(),
             "std": model.std.flatten().tolist(),
@@ -122,7 +122,8 @@ def metadata(model: Classifier, card: Card) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------- whole models
 def _shipped(model: Classifier, card: Card) -> tuple[Shipped, tuple[Tensor], dict[str, Any]]:
     shipped = Shipped(model, card.decisions).eval()
-    return shipped, (torch.rand(2, 3, card.size, card.size),), {"images": {0: torch.export.Dim("batch", min=1)}}
+    example = torch.rand(2, len(model.mean), card.size, card.size)
+    return shipped, (example,), {"images": {0: torch.export.Dim("batch", min=1)}}
 
 
 def _write_onnx(model: Classifier, path: Path, card: Card) -> None:
@@ -185,8 +186,10 @@ def timm_state(model: Classifier) -> dict[str, Tensor]:
 
 
 def _model_args(model: Classifier, card: Card) -> dict[str, Any]:
-    """What `timm.create_model` must be told besides: of a network that is made for one size, the size."""
-    return {"img_size": card.size} if model.backbone.pretrained_cfg.get("fixed_input_size") else {}
+    """What `timm.create_model` must be told besides: of a network that is made for one size, the size; of images that
+    are not RGB, their channels."""
+    size = {"img_size": card.size} if model.backbone.pretrained_cfg.get("fixed_input_size") else {}
+    return size if len(model.mean) == 3 else {**size, "in_chans": len(model.mean)}
 
 
 def _write_weights(state: dict[str, Tensor], path: Path) -> None:
@@ -203,9 +206,11 @@ def _write_timm(model: Classifier, path: Path, card: Card) -> None:
     write_whole(path.with_suffix(".json"), json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
 
-def _timm_line(card: Card) -> str:
+def _timm_line(model: Classifier, card: Card) -> str:
     name = json.dumps(card.architecture)
-    return f"timm.create_model({name}, checkpoint_path={{!r}}, num_classes={len(card.categories)})"
+    options = {"num_classes": len(card.categories), **_model_args(model, card)}
+    told = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    return f"timm.create_model({name}, checkpoint_path={{!r}}, {told})"
 
 
 def _read_timm(path: Path, card: Card) -> Any:
@@ -218,7 +223,7 @@ def _read_timm(path: Path, card: Card) -> Any:
 
 def _normalised(loaded: nn.Module, mean: list[float], std: list[float]) -> Any:
     loaded = loaded.eval()
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
     return lambda images: loaded((images - mean) / std)
 
 
@@ -240,7 +245,7 @@ def _write_hf(model: Classifier, path: Path, card: Card) -> None:
         "pretrained_cfg": {
             "tag": "gpu_logicmix",
             "custom_load": False,
-            "input_size": [3, card.size, card.size],
+            "input_size": [len(model.mean), card.size, card.size],
             "fixed_input_size": bool(given.get("fixed_input_size")),
             "interpolation": "bilinear",
             "crop_pct": 1.0,

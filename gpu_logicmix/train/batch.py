@@ -1,4 +1,4 @@
-"""What a batch goes through on its way to the model: to the device, flip, RandAugment, /255, mix.
+"""What a batch goes through on its way to the model: to the device, crop, flip, RandAugment, /255, mix.
 
 A pipeline in place of RandAugment, Kornia's or the user's own, comes after /255. On CUDA the batch stays bytes, as the
 loader has them, up to one last pass: mix, /255, normalisation and the dtype that the first layer computes in.
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gpu_logicmix.augment import Mix, make_mix
 from gpu_logicmix.augment.base import finished
+from gpu_logicmix.augment.crop import MultiScaleCrop
 from gpu_logicmix.augment.finish import Finish
 from gpu_logicmix.augment.randaugment import RandAugment, RandomHorizontalFlip
 from gpu_logicmix.errors import DataError, RunError
@@ -70,14 +71,15 @@ def pipeline_of(config: Config) -> nn.Module:
 
 
 class Augment(nn.Module):
-    """From a batch of bytes to what the model sees. `views=2`: a weak view (flip alone) and a strong one (RandAugment
-    or what is in its place too), mixed by the same plan.
+    """From a batch of bytes to what the model sees. `views=2`: a weak view (crop, flip) and a strong one (RandAugment or
+    what is in its place too), mixed by the same plan.
 
     finish: `normalize` and `out_dtype` of the mix. Given, bytes stay bytes until the mix, and what comes out is what
     the first layer takes; None: floats in [0, 1] are mixed and come out."""
 
     def __init__(self, config: Config, views: int = 1, finish: dict[str, Any] | None = None) -> None:
         super().__init__()
+        self.crop = MultiScaleCrop() if config.crop == "multi-scale" else nn.Identity()
         self.flip = RandomHorizontalFlip() if config.flip else nn.Identity()
         self.randaugment = pipeline_of(config)
         self.mix = mix_of(config, **(finish or {}))
@@ -96,7 +98,7 @@ class Augment(nn.Module):
 
     def forward(self, images: Tensor, targets: Tensor) -> tuple[list[Tensor], Tensor, Tensor | None]:
         """uint8 images [B, 3, H, W] and labels -> views, labels, which samples are mixed (None: none)."""
-        weak = images
+        weak = images = self.crop(images)
         if self.views == 1 and isinstance(self.randaugment, RandAugment):
             mirror = self.flip.plan(len(images), images.device) if isinstance(self.flip, RandomHorizontalFlip) else None
             strong = self.randaugment(images, mirror=mirror)

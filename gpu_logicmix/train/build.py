@@ -108,8 +108,10 @@ def make_scheduler(
 
 def amp_dtype(config: Config, device: torch.device) -> torch.dtype:
     """What convolutions and linear layers compute in."""
-    amp = ("bf16" if device.type == "cuda" else "off") if config.amp == "auto" else config.amp
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp, torch.float32)
+    if config.amp == "auto" and device.type == "cuda":
+        # GPUs before Ampere emulate bfloat16, slowly.
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.amp, torch.float32)
 
 
 def make_augment(config: Config, model: Classifier, device: torch.device, one_pass: bool | None = None) -> Augment:

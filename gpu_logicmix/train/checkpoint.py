@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
@@ -72,8 +73,9 @@ def or_say(path: Path) -> Iterator[None]:
         while cause.__context__ is not None and not isinstance(cause, OSError):
             cause = cause.__context__  # torch has an error of its own on top
         reason = getattr(cause, "strerror", None) or str(error).splitlines()[0]
+        way_out = "use --resume" if (path.parent / "last.pt").exists() else "start again"
         raise RunError(
-            f"{path}: cannot be written ({reason}); what was saved before is whole. Make room, then use --resume"
+            f"{path}: cannot be written ({reason}); what was saved before is whole. Make room, then {way_out}"
         ) from error
 
 
@@ -144,9 +146,12 @@ def restore(run: Any, state: dict[str, Any]) -> None:
     _check_same_run(run, state)
     if run.ema is not None:
         run.ema.module.load_state_dict(state["ema"])
+    fused = [group["fused"] for group in run.optimizer.param_groups]
     for name, part in _parts(run).items():
         if part is not None and not (name == "scheduler" and state["processes"] != run.world.size):
             part.load_state_dict(state[name])
+    for group, value in zip(run.optimizer.param_groups, fused, strict=True):
+        group["fused"] = value  # as this device has it, not the one of the checkpoint
     for name in (*PLACES, "elapsed"):
         setattr(run, name, state[name])
     # The sum over all processes goes to the first one alone.
@@ -164,10 +169,13 @@ def _rescale(run: Any, state: dict[str, Any]) -> None:
     inside = run.steps if whole else min(inside * state["processes"] // size // accumulate * accumulate, run.steps)
     run.step = run.closed * run.steps + inside
     run.updates = run.closed * -(-run.steps // accumulate) + -(-inside // accumulate)
-    for _ in range(run.updates):
-        run.scheduler.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no update of the weights comes before these steps: they repeat the past
+        for _ in range(run.updates):
+            run.scheduler.step()
+    processes = f"{size} process{'es' if size > 1 else ''}"
     run.say(
-        f"resuming with {size} processes in place of {state['processes']}: from here on the batches are others "
+        f"resuming with {processes} in place of {state['processes']}: from here on the batches are others "
         "than they would have been"
     )
 

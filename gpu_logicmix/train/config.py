@@ -175,7 +175,11 @@ class Config:
     keep: str = _run("best", "The epoch whose weights are the result.", choices=("best", "last"), free=True)
     device: str = _run("auto", "auto, cpu, cuda, cuda:1 ...", free=True)
     threads: int | None = _run(None, "CPU threads; torch's default if not given.", low=1, high=1024, free=True)
-    amp: str = _run("auto", "Mixed precision; auto: bfloat16 on CUDA.", choices=("auto", "bf16", "fp16", "off"))
+    amp: str = _run(
+        "auto",
+        "Mixed precision; auto: bfloat16 on CUDA (older GPUs: fp16).",
+        choices=("auto", "bf16", "fp16", "off"),
+    )
     compile: bool = _run(False, "torch.compile the model.", free=True)
     save_every: float = _run(10.0, "Minutes between checkpoints; one after each epoch too.", above=0, free=True)
     eval_every: int = _run(1, "Epochs between two validations; there is one after the last.", low=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +41,7 @@ class World(NamedTuple):
     def wait(self) -> None:
         """Until all processes are here: what the first one has written can be read."""
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(group=self.control)
 
     def maximum(self, number: int) -> int:
         """The largest number of all processes. The hosts wait for each other, not for their devices."""
@@ -57,9 +58,14 @@ class World(NamedTuple):
                 dist.broadcast(buffer, 0)
 
 
+# The others wait this long for a process that works alone, as in fine-tuning. One that is lost is noticed at once.
+PATIENCE = timedelta(days=1)
+
+
 def usable_device(name: str) -> torch.device:
     """The device of that name; auto: a GPU if there is one."""
     name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name == "cuda" else name  # each process its own
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # one that cannot compute, such as "meta", raises here
@@ -73,8 +79,9 @@ def joined_world(device: str = "auto", threads: int | None = None) -> Iterator[W
     """This process's place among those that torchrun started, or alone."""
     if threads:
         torch.set_num_threads(threads)
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    chosen = usable_device(f"cuda:{local}" if device == "auto" and torch.cuda.is_available() else device)
+    chosen = usable_device(device)
+    if chosen.type == "cuda" and device not in ("auto", "cuda") and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
+        raise RunError(f"device={device!r}: several processes cannot share a GPU; with torchrun, use auto or cuda")
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     size = int(os.environ.get("WORLD_SIZE", 1))
@@ -85,8 +92,9 @@ def joined_world(device: str = "auto", threads: int | None = None) -> Iterator[W
     # those that are dead.
     store, rank, size = next(dist.rendezvous("env://"))
     store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
-    try:
-        yield World(rank, size, chosen, dist.new_group(backend="gloo") if chosen.type == "cuda" else None)
-    finally:
-        dist.destroy_process_group()
+    on_gpu = chosen.type == "cuda"
+    limit = None if on_gpu else PATIENCE
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    yield World(rank, size, chosen, dist.new_group(backend="gloo", timeout=PATIENCE) if on_gpu else None)
+    # Not after an error: the others may be in a collective, and NCCL would wait for them with the error unsaid.
+    dist.destroy_process_group()

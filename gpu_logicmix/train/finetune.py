@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -68,6 +69,7 @@ def fine_tune(
         write_model(folder / "cft.safetensors", model, categories)
         write_predictions(folder / "cft_predictions.npz", torch.addmm(bias, val_features, weight.t()), val_rows, val)
         result = _result(record, time.perf_counter() - began)
+        result["unread"] = np.setdiff1d(np.arange(len(train)), rows).tolist()  # with them, other labels are held out
         write_whole(folder / "cft.json", json.dumps(no_nan(result)))
         _say(result, lambda text: console.print(text, highlight=False, soft_wrap=True, markup=False))
         return result

@@ -40,6 +40,7 @@ from gpu_logicmix.train import runlog
 from gpu_logicmix.train.average import WeightAverage
 from gpu_logicmix.train.batch import moved, padded, seed_step
 from gpu_logicmix.train.build import (
+    amp_dtype,
     make_augment,
     make_loss,
     make_model,
@@ -112,7 +113,7 @@ def fit(
                     training.train_epoch(log, bar, stop)
                 training.close_epoch(log, bar, stop)
                 if signum := world.maximum(stop.signum):
-                    stop.stop(signum, f"stopped after epoch {training.closed}")
+                    stop.stop(signum, f"stopped after epoch {training.closed}", saved=True)
             stop.patient = False
         return close_run(training, log, console)
 
@@ -143,7 +144,7 @@ class Training:
         self.steps = len(self.loader.sampler)  # in an epoch
         self.optimizer = make_optimizer(config, self.model, device)
         self.scheduler = make_scheduler(config, self.optimizer, self.steps)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
+        self.scaler = torch.amp.GradScaler(device.type, enabled=amp_dtype(config, device) is torch.float16)
         self.net = make_net(config, self.model, world)
         self.params = [p for p in self.model.parameters() if p.requires_grad]
 
@@ -185,9 +186,11 @@ class Training:
             update = at % config.accumulate == 0 or at == self.steps
             self.batch(images, targets, index, update=update)
             tick(len(images) * world.size)
+            logged = self.step % config.log_every == 0 or at == self.steps
+            if logged:
+                check_finite(self, weights=at == self.steps)  # waits for the device, which counts
             self.seconds += time.perf_counter() - began
-            if self.step % config.log_every == 0 or at == self.steps:
-                check_finite(self, weights=at == self.steps)
+            if logged:
                 runlog.log_step(self, log, *mark)
                 mark = self.step, self.seconds, self.waited
             if not update:
@@ -199,7 +202,7 @@ class Training:
                 self.save()
                 saved = time.perf_counter()
                 if wanted > 1:
-                    stop.stop(wanted // 2, f"stopped at step {self.step}")
+                    stop.stop(wanted // 2, f"stopped at step {self.step}", saved=True)
 
     def batch(self, images: Tensor, targets: Tensor, index: Tensor, *, update: bool) -> None:
         """One step: augment, forward, backward, and the update of the weights if it is due. No host sync."""
@@ -246,10 +249,9 @@ class Training:
             tick(images * self.world.size)
             if stop.signum and self.world.size == 1:
                 self.save()  # `closed` says that the end of this epoch is still to be worked through
-                stop.stop(stop.signum, f"stopped at step {self.step}")
+                stop.stop(stop.signum, f"stopped at step {self.step}", saved=True)
 
-        if self.ema is not None:
-            self.world.share_buffers(self.ema.module)
+        self.world.share_buffers(self.shown)  # each process has seen other images
         due = epoch % self.config.eval_every == 0 or epoch == self.config.epochs
         scores = self._scores(tick_or_stop) if due else {}
         line = runlog.epoch_line(self, epoch, scores)

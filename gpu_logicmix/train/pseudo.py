@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gpu_logicmix.curriculum import PseudoLabelCounts, beyond, moved_logits, several_ranks, share_of
 from gpu_logicmix.data.sparse import SparseLabels, labels_digest
+from gpu_logicmix.machine import sent
 
 PER_SAMPLE = 32
 SELECTIONS = ("score", "positive-score")  # the others rank all logits of all samples
@@ -55,7 +56,7 @@ class SparseCurriculum(nn.Module):
 
     def lookup(self, index: Tensor) -> Tensor:
         """int8 labels [B, C] of the samples `index` [B]: known ones, pseudo-labels, and -1 for those still unknown."""
-        index = index.to(self.cells.device, non_blocking=True)
+        index = sent(index, self.cells.device)
         known, cells = self.known(index), self.cells.index_select(0, index)
         # What is no pseudo-label goes to a column that is cut off.
         wide = torch.cat((known, known.new_zeros(len(known), 1)), 1)

@@ -18,9 +18,9 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 class Interrupted(BaseException):
     """The run was asked to stop. Not an Exception, as KeyboardInterrupt is not one: it may come anywhere."""
 
-    def __init__(self, signum: int, words: str) -> None:
+    def __init__(self, signum: int, words: str, saved: bool = False) -> None:
         super().__init__(words)
-        self.signum = signum
+        self.signum, self.saved = signum, saved
 
 
 class StopSignals:
@@ -50,10 +50,11 @@ class StopSignals:
             self.stop(signum, "stopped")
         self.signum = signum
 
-    def stop(self, signum: int, words: str) -> None:
-        saved = (self.folder / "last.pt").exists()
+    def stop(self, signum: int, words: str, saved: bool = False) -> None:
+        """saved: just now, perhaps by another process, whose file need not be there yet."""
+        saved = saved or (self.folder / "last.pt").exists()
         resume = f"; resume with: gpu-logicmix fit --out {self.folder} --resume"
-        raise Interrupted(signum, words + (resume if saved else " before the first checkpoint"))
+        raise Interrupted(signum, words + (resume if saved else " before the first checkpoint"), saved)
 
 
 class _Quiet:

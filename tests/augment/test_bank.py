@@ -8,7 +8,7 @@ import torch
 from mixing import assert_same, chi_square, counts, logicmix_oracle, some_batch
 from torch.optim.swa_utils import AveragedModel
 
-from gpu_logicmix import GPULogicMix, logic_or
+from gpu_logicmix import GPULogicMix, Mixup, MixupPME, MultiLabelMixup, OrMixup, logic_or
 
 
 @pytest.mark.parametrize("sizes", [[4] * 6, [1] * 30, [3, 5, 2, 1, 8, 8, 1, 4, 2, 9, 1, 1]])
@@ -124,6 +124,34 @@ def test_an_old_plan_drops_the_partners_that_are_gone():
             members = [j for j in group[: plan.size[i]] if j < 4]
             torch.testing.assert_close(mixed[i], images[members].mean(0))
             assert_same(labels[i], torch.stack([logic_or(targets[None, members])[0]])[0])
+
+
+@pytest.mark.parametrize("bank", [1, 3, 40])
+@pytest.mark.parametrize("steps", [0, 5])
+def test_a_plan_of_another_bank_drops_the_partners_that_this_one_lacks(bank, steps):
+    """One that is smaller or has seen nothing holds fewer of them; none is read outside of it."""
+    plan = filled_mix(bank=12, k_min=4, k_max=4).plan(4)
+    assert plan.index.max() > 4 + 3
+    other = filled_mix(bank=bank, steps=steps)
+    images, targets = some_batch(4, seed=9)
+    mixed, labels = other(images, targets, plan)
+    earlier = [sample for step in range(steps) for sample in zip(*some_batch(4, seed=step), strict=True)]
+    pool = [*zip(images, targets, strict=True), *earlier[::-1][:bank]]
+    for i, group in enumerate(plan.index.tolist()):
+        members = [pool[j] for j in group[: plan.size[i]] if j < len(pool)]
+        torch.testing.assert_close(mixed[i], torch.stack([x for x, _ in members]).mean(0))
+        assert_same(labels[i], logic_or(torch.stack([y for _, y in members]), dim=0))
+
+
+@pytest.mark.parametrize("make", [GPULogicMix, Mixup, OrMixup, MultiLabelMixup, MixupPME])
+def test_a_plan_with_partners_from_a_bank_needs_a_bank(make):
+    """On a GPU its indices would be read outside of the batch."""
+    mix = filled_mix()
+    images, targets = some_batch(4, seed=9)
+    with pytest.raises(ValueError, match="plan was drawn by a mix with a bank, and this one has none"):
+        make()(images, targets, mix.plan(4))
+    make()(images, targets, GPULogicMix(bank=6).plan(4))  # an empty one: all partners are of the batch
+    mix(images, targets, make().plan(4))
 
 
 def test_averages_of_weights_and_copies_leave_the_bank_alone():

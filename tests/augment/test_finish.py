@@ -49,6 +49,42 @@ def test_the_one_pass_equals_the_steps(way, method, dtype, out, layout):
         torch.testing.assert_close(mixed.double(), expected(images, plan), rtol=close, atol=close)
 
 
+@pytest.mark.parametrize("method", MIXES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_half_precision_is_rounded_once(way, method, dtype, layout):
+    """The mean in float32, as the kernel has it: normalising would enlarge a rounding before it."""
+    images, targets = some_batch(9, shape=(3, 40, 30), dtype=dtype)
+    images = images.contiguous(memory_format=layout)
+    plan = method().plan(9)
+    unit = expected(images, plan)
+    for options, exact in (({"normalize": (MEAN, STD)}, normalised(unit)), ({}, unit)):
+        wide, _ = method(out_dtype=torch.float32, **options)(images, targets, plan)
+        torch.testing.assert_close(wide.double(), exact, rtol=2e-6, atol=2e-6)
+        if options:
+            half, _ = method(**options)(images, targets, plan)
+            gap = torch.finfo(dtype).eps * exact.abs().clamp(min=2**-6)  # from one number of the type to the next
+            assert ((half.double() - exact).abs() <= gap).all()
+
+
+def test_half_precision_has_gradients_and_infinite_pixels(way):
+    images, targets = some_batch(6, dtype=torch.bfloat16)
+    images[0, 0, 0, 0] = torch.inf
+    mix = GPULogicMix(p=0.5, normalize=(MEAN, STD))
+    plan = mix.plan(6)
+    mixed, _ = mix(images, targets, plan)
+    assert torch.equal(mixed.isinf(), expected(images, plan).isinf())
+    assert not mixed.isnan().any()
+    mixed, _ = mix(images.requires_grad_(), targets, plan)
+    mixed.sum().backward()
+    share = torch.zeros(6)
+    for i, group in enumerate(filled(plan).index.tolist()):
+        for member in group[: plan.size[i]]:
+            share[member] += 1 / plan.size[i]
+    wanted = share.view(6, 1, 1, 1) / torch.tensor(STD).view(3, 1, 1)
+    torch.testing.assert_close(images.grad.float(), wanted.expand(images.shape), rtol=2e-2, atol=1e-2)
+
+
 def test_video_and_one_number_for_all_channels():
     video, targets = some_batch(4, shape=(3, 2, 5, 4), dtype=torch.uint8)
     mix = GPULogicMix(p=1.0, normalize=(MEAN, STD))
@@ -105,6 +141,12 @@ def test_compiled(dtype):
     ("options", "error", "message"),
     [
         ({"normalize": 0.5}, ValueError, r"normalize=0\.5: must be \(mean, std\)"),
+        (
+            {"normalize": (0.5, 0.5)},
+            ValueError,
+            r"normalize=\(0\.5, 0\.5\): must be \(mean, std\).*as \(\[0\.5\], \[0\.25\]\)",
+        ),
+        ({"normalize": ("mean", "std")}, ValueError, r"must be \(mean, std\)"),
         ({"normalize": (MEAN, (1, 1))}, ValueError, "must be as many"),
         ({"normalize": (MEAN, (1, 0, 1))}, ValueError, "every std above 0"),
         ({"out_dtype": torch.int64}, TypeError, "must be a floating type"),

@@ -54,12 +54,14 @@ def laid_out(tensor, layout):
 
 def drawn(kind, rng):
     dtype = rng.choice(FLOATS + WHOLE)
-    unknown = rng.choice([-1, -1, NAN, 2, -7] if dtype in FLOATS else [-1, -1, 2, -7])
+    # Only what the type can hold: others are refused (test_mix_labels.py). -1 is taken for all.
+    held = {torch.bool: [-1], torch.uint8: [-1, -1, 2, 255]}.get(dtype, [-1, -1, 2, -7])
+    unknown = rng.choice([*held, NAN] if dtype in FLOATS else held)
     values = [0, 1]
     if dtype in FLOATS:
         values += [unknown, NAN, 0.5, 3]
     elif dtype is not torch.bool:
-        values += [unknown, 3] if dtype is not torch.uint8 else [3]
+        values += [3] if dtype is torch.uint8 and unknown == -1 else [unknown, 3]
     options = {}
     if kind == "logicmix":
         k_min = rng.randint(1, 4)

@@ -246,3 +246,25 @@ def test_nothing_waits_for_the_device():
         out, labels = mix(torch.rand(8, 3, 8, 8), torch.zeros(8, 5, dtype=torch.int8))
     assert out.shape == (8, 3, 8, 8)
     assert labels.dtype == torch.int8
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(KorniaLogicMix, GPULogicMix), *SIBLINGS])
+def test_the_same_for_a_batch_in_which_nobody_is_mixed(device, theirs, ours):
+    """A batch of one, and an epoch without: there are no shares to draw."""
+    images, targets = batch(device)
+    mix = theirs(same_on_batch=True, data_keys=KEYS).to(device)
+    out, labels = mix(images[:1], targets[:1])
+    assert torch.equal(out, images[:1])
+    assert torch.equal(labels, targets[:1].to(labels.dtype))
+    mix.set_epoch(1)
+    out, labels = mix(images, targets)
+    assert torch.equal(out, images) == (ours is OrMixup)
+    assert torch.equal(labels, targets.to(labels.dtype)) == (ours is OrMixup)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), SIBLINGS)
+@pytest.mark.parametrize("option", [{"normalize": ((0.5,), (0.25,))}, {"out_dtype": torch.bfloat16}])
+def test_range_and_type_stay(theirs, ours, option):
+    """Samples that are not mixed would stay without."""
+    with pytest.raises(TypeError, match=rf"{next(iter(option))}=.*Kornia's Normalize.*{ours.__name__}\("):
+        theirs(**option)

@@ -1,6 +1,7 @@
 """Labels that a mix must never get wrong: NaN, other values, any layout, no categories; plans of other mixes."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -58,6 +59,45 @@ def test_another_whole_number_never_becomes_absent(odd):
         for method in (GPULogicMix, OrMixup, MultiLabelMixup):
             labels = method()(X, targets)[1]
             assert labels.tolist() == [[255 if dtype is torch.uint8 else -1, 0, 1]] * 4
+
+
+WHOLE = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool]
+
+
+@pytest.mark.parametrize(
+    "unknown", [NAN, math.inf, 0.5, -0.5, -2, 2, 127, 128, 255, 255.0, 256, -129, 2**31, 2**63, 1e30]
+)
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+@every_mix
+def test_a_type_that_cannot_hold_unknown_is_refused(make, dtype, unknown):
+    """Cast to it, 0.5 would be absent and 257 present."""
+    numbers = dtype is not torch.bool and (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    holds = numbers and math.isfinite(unknown) and int(unknown) == unknown and numbers[0] <= unknown <= numbers[1]
+    mix = make()
+    mix.unknown = unknown
+    targets = torch.tensor([[unknown if holds else 1, 0, 1]] * 4, dtype=dtype)
+    if holds:
+        labels = mix(X, targets)[1]
+        assert labels[:, 1:].sum() == pytest.approx(4)
+        assert (labels[:, 0] == (0 if type(mix) in (Mixup, OrMixup, MultiLabelMixup) else unknown)).all()
+    else:
+        value = "NaN" if math.isnan(unknown) else re.escape(str(unknown))
+        with pytest.raises(TypeError, match=f"targets.dtype={dtype} cannot hold unknown={value}: use a floating type"):
+            mix(X, targets)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
+@every_mix
+def test_types_that_torch_cannot_compute_with(make, dtype):
+    with pytest.raises(TypeError, match=f"targets.dtype={dtype}: torch cannot compute with it; use int8"):
+        make()(X, torch.ones(4, 3, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+@every_mix
+def test_minus_one_is_taken_for_every_type(make, dtype):
+    targets = torch.tensor([[1, 0]] * 4).to(dtype)
+    torch.testing.assert_close(make()(X, targets)[1].float(), targets.float())
 
 
 @pytest.mark.parametrize("categories", [0, 1, 7, 8, 16, 80])

@@ -1,11 +1,13 @@
 """RandAugment, flip and resize: bad input, odd sizes, ranges."""
 
+import contextlib
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from pictures import made_up
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.transforms.functional import resize as reference_resize
 
 from gpu_logicmix import RandAugment, RandomHorizontalFlip
@@ -60,6 +62,29 @@ def test_bad_plans():
         augment(images, AugmentPlan(good.operations, good.signs[:, :1]))
 
 
+@pytest.mark.parametrize("shape", [(1,), (3,), (5,), (4, 1), ()])
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_mirror_for_another_batch(shape, place):
+    """On fake CUDA tensors: a kernel would read past its end."""
+    augment, flip_alone = RandAugment(), RandAugment(n=0)
+    with FakeTensorMode() if place == "cuda" else contextlib.nullcontext():
+        images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8, device=place)
+        good, bad = (torch.ones(size, dtype=torch.bool, device=place) for size in (4, shape))
+        for part in (augment, flip_alone):
+            assert part(images, mirror=good).shape == images.shape
+            with pytest.raises(ValueError, match=r"mirror has shape \(.*\): for 4 images it must be \[4\]"):
+                part(images, mirror=bad)
+        with pytest.raises(ValueError, match=r"plan has shape \(.*\): for 4 images it must be \[4\]"):
+            RandomHorizontalFlip()(images, bad)
+
+
+def test_no_fill_is_black():
+    """torchvision's default."""
+    images, black = made_up(), RandAugment(m=20, ops=["Rotate", "TranslateX"])
+    plan = black.plan(len(images))
+    assert torch.equal(RandAugment(m=20, ops=black.ops, fill=None)(images, plan), black(images, plan))
+
+
 # Flip and resize
 
 
@@ -73,6 +98,13 @@ def test_flip_mirrors_the_samples_of_the_plan(device):
     last = images.contiguous(memory_format=torch.channels_last)
     assert flip(last, plan).is_contiguous(memory_format=torch.channels_last)
     assert flip.eval()(images) is images
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_flip_of_videos(place):
+    with FakeTensorMode() if place == "cuda" else contextlib.nullcontext():
+        video = torch.rand(4, 3, 2, 6, 5, device=place)
+        assert RandomHorizontalFlip()(video).shape == video.shape
 
 
 def test_flip_draws_with_probability():

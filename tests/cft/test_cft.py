@@ -559,6 +559,29 @@ def test_gain_is_that_on_labels_that_did_not_choose():
     assert record.summary()["gain"] == record.gain
 
 
+def test_a_single_held_out_label_is_no_gain_of_zero():
+    """Of one positive, or one negative, either half of the held-out labels is without: nothing judges the category."""
+    features, targets, weight, bias, _ = problem(samples=1000)
+    options = {"epochs": 20, "lr": 0.03, "patience": None}
+    few = targets[:, FEW].clone()
+    assert int((few == 1).sum()) == 4  # one of them is held out
+    other_kind = torch.where(few == -1, few, 1 - few)
+    without = category_wise_fine_tune(features, targets, weight, bias, **options)[2]
+    assert FEW in without.skipped
+    heads = torch.zeros_like(weight[:1]), torch.zeros_like(bias[:1])  # which know nothing, and will change
+    for labels in (few, other_kind):
+        alone = category_wise_fine_tune(features, labels[:, None], *heads, min_known=4, **options)[2]
+        assert alone.changed
+        assert math.isnan(alone.gain)
+        assert all(map(math.isnan, alone.gain_interval))
+        assert alone.kept == "model"
+        targets[:, FEW] = labels
+        together = category_wise_fine_tune(features, targets, weight, bias, min_known=4, **options)[2]
+        assert FEW not in together.skipped
+        assert together.gain == pytest.approx(without.gain, abs=1e-9)  # the mean over the others
+    assert without.gain > 0.01
+
+
 def test_heads_are_kept_only_if_the_gain_is_beyond_its_noise():
     features, targets, weight, bias, _ = problem(samples=2000)
     bent = category_wise_fine_tune(features, targets, weight, bias, epochs=60, lr=0.02, patience=None)[2]
@@ -667,6 +690,12 @@ def test_record_is_what_the_package_exports():
         ({"targets": torch.zeros(4, 2)}, ValueError, r"targets has shape \(4, 2\): must be \(4, 3\)"),
         ({"targets": torch.full((4, 3), 2)}, ValueError, r"targets\[0, 0\] is 2"),
         ({"targets": None}, TypeError, "targets is NoneType"),
+        (
+            {"features": torch.zeros(0, 2), "targets": torch.zeros(0, 3)},
+            ValueError,
+            r"\(0, 2\): must have at least one",
+        ),
+        ({"evaluation": (torch.zeros(0, 2), torch.zeros(0, 3))}, ValueError, r"evaluation features has shape \(0, 2\)"),
         ({"weight": torch.zeros(2)}, ValueError, r"weight has shape \(2,\): must be \[C, D\]"),
         ({"bias": torch.zeros(2)}, ValueError, r"bias is torch.float32 of shape \(2,\)"),
         ({"bias": torch.zeros(3).double()}, ValueError, "bias is torch.float64"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from commands import run
 from places import ROOT
 from trees import csv_tree
@@ -160,6 +161,31 @@ def test_other_errors():
         assert "this is a bug; GPU_LOGICMIX_DEBUG=1 shows where" in text
         assert f"gpu-logicmix {gpu_logicmix.__version__}" in text
         assert "\n" not in text
+
+
+GLOO = "[third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1964: Connection reset by peer. GLHF!"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(GLOO),
+        RuntimeError(GLOO.replace("Read error", "").replace("reset", "closed")),
+        torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0"),
+        torch.distributed.DistNetworkError("Failed to recv, got 0 bytes"),
+    ],
+)
+def test_a_lost_process_is_no_bug_of_the_others(monkeypatch, error):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    text, code = explain(error, [*OPTIONS, Option("resume", "--resume")])
+    assert code == MISTAKE
+    assert text.startswith("another process of the run was lost (")
+    assert str(error).split(". ")[0] in text
+    assert text.endswith("); --resume continues it")
+    assert explain(error, OPTIONS)[0].endswith("; run the command again")  # a command without --resume
+    assert explain(RuntimeError("shapes do not match"))[1] == BUG
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert explain(error)[1] == BUG  # alone there is nobody to lose
 
 
 BREAK = """

@@ -1,5 +1,6 @@
 """demo.py: the real thing in miniature. Two runs that differ in one option, and a page that says what they gave."""
 
+import json
 import os
 import re
 import signal
@@ -156,6 +157,37 @@ def test_removes_nothing_that_is_not_its_own(tmp_path):
     with pytest.raises(RunError, match="choose another --out"):
         demo.run_demo(tmp_path, quick=True, console=Console(quiet=True))
     assert mine.read_text() == "years of work"
+
+
+@pytest.mark.parametrize("command", ["gpu-logicmix fit shapes --out plain", "", None])
+def test_a_run_of_the_users_is_not_removed(tmp_path, monkeypatch, command):
+    """It has a lock and a log as those of a demo have; so has a demo's that was trained on with fit --resume."""
+    monkeypatch.setattr(demo, "open_train", lambda config: pytest.fail("went on"))
+    for name, commands in (("plain", [demo.COMMAND]), ("logicmix", [demo.COMMAND, command] if command else [command])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lock").write_text("")
+        lines = [json.dumps({"kind": "start", "command": one}) for one in commands]
+        (tmp_path / name / "log.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(RunError, match=r"logicmix: in the way.*choose another --out"):
+        demo.run_demo(tmp_path, quick=True, console=Console(quiet=True))
+    assert all((tmp_path / name / "log.jsonl").exists() for name in ("plain", "logicmix"))  # also the demo's own
+
+
+@pytest.mark.parametrize("names", [(), ("lock",), ("lock", "config.toml")])
+def test_what_a_stopped_demo_has_left_is_removed(tmp_path, monkeypatch, names):
+    class GoesOnError(Exception):
+        pass
+
+    def goes_on(config):
+        raise GoesOnError
+
+    monkeypatch.setattr(demo, "open_train", goes_on)
+    (tmp_path / "plain").mkdir()
+    for name in names:
+        (tmp_path / "plain" / name).write_text("")
+    with pytest.raises(GoesOnError):
+        demo.run_demo(tmp_path, quick=True, console=Console(quiet=True))
+    assert not (tmp_path / "plain").exists()
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path):

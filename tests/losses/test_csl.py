@@ -61,7 +61,7 @@ def cases(draw):
     alphas=st.tuples(*[st.sampled_from([1, 0.5])] * 3),
     mode=st.sampled_from(["selective", "selective", "ignore", "negative"]),
     topk=st.integers(0, 3),
-    threshold=st.sampled_from([0.05, 0.5]),
+    threshold=st.sampled_from([0, 0.05, 0.5]),
     with_prior=st.booleans(),
     per_group=st.booleans(),
 )
@@ -75,7 +75,7 @@ def test_is_the_slow_loop(case, gammas, clip, alphas, mode, topk, threshold, wit
             rows = [i for i in range(b) if kind is None or bool(mixed[i]) == kind]
             ranked = sorted((cell for cell in unknown if cell[0] in rows), key=lambda cell: -logits[cell].item())
             ignored |= set(ranked[: topk * len(rows)])
-        if with_prior:
+        if with_prior and threshold > 0:
             ignored |= {(i, j) for i, j in unknown if prior[j] > threshold}
     wanted = torch.tensor(
         [
@@ -130,6 +130,50 @@ def test_prior_of_the_known_labels():
     assert ignored.nonzero().tolist() == [[3, 0]]
 
 
+@pytest.mark.parametrize("mode", ["selective", "ignore"])
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        (PRIOR[:3], "prior has 3 entries: must have 4, one for each category$"),
+        ("known", r"prior='known': call prepare\(labels, categories\) first"),
+        ("file", r"prior has 2 entries: must have 4, .*; prepare\(labels, categories\) takes them by name"),
+    ],
+)
+def test_a_prior_that_does_not_fit_is_not_ignored(prior, message, mode, tmp_path):
+    write_prior(tmp_path / "prior.csv", ["a", "b"], PRIOR[:2])
+    prior = tmp_path / "prior.csv" if isinstance(prior, str) and prior == "file" else prior
+    loss = ClassAwareSelectiveLoss(prior=prior, mode=mode)
+    if mode == "ignore":  # which has no use for it
+        assert loss(Z, Y).isfinite()
+        return
+    with pytest.raises(ValueError, match=message):
+        loss(Z, Y)
+    assert ClassAwareSelectiveLoss(prior=prior, threshold=0)(Z, Y).isfinite()  # nor has this one
+
+
+def test_a_threshold_of_zero_turns_the_prior_off():
+    plain, off, on = (
+        ClassAwareSelectiveLoss(topk=0, prior=prior, threshold=threshold)(Z, Y)
+        for prior, threshold in ((None, 0.5), (PRIOR, 0), (PRIOR, 1e-6))
+    )
+    assert off == plain
+    assert on == ClassAwareSelectiveLoss(mode="ignore")(Z, Y)
+
+
+@pytest.mark.parametrize("prior", ["known", "file"])
+def test_a_prior_is_loaded_into_a_loss_that_was_not_prepared(prior, tmp_path):
+    write_prior(tmp_path / "prior.csv", list("dcbaz"), torch.tensor([0.4, 0.3, 0.2, 0.1, 0.9]))
+    prior = tmp_path / "prior.csv" if prior == "file" else prior
+    first, second = (ClassAwareSelectiveLoss(prior=prior, threshold=0.15, topk=0) for _ in range(2))
+    first.prepare(Y, list("abcd"))
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(second.prior, first.prior)
+    assert len(second.prior) == 4
+    assert second(Z, Y) == first(Z, Y)
+    with pytest.raises(RuntimeError, match="size mismatch for prior"):  # one that was given is not replaced
+        ClassAwareSelectiveLoss(prior=PRIOR[:3]).load_state_dict(first.state_dict())
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -155,6 +199,8 @@ def test_bad_prior_files(tmp_path, text, message):
         (lambda: ClassAwareSelectiveLoss(clip=1), "clip=1: must be at least 0 and below 1"),
         (lambda: ClassAwareSelectiveLoss(prior="nowhere.csv"), "prior='nowhere.csv': cannot be read"),
         (lambda: ClassAwareSelectiveLoss(prior=PRIOR).prepare(None, ["a"]), "prior has 4 entries: must have 1"),
+        (lambda: ClassAwareSelectiveLoss(prior=PRIOR[None]), r"prior has shape \(1, 4\): must be \[categories\]"),
+        (lambda: ClassAwareSelectiveLoss(threshold=-0.1), "threshold=-0.1: must be 0 or more"),
         (lambda: estimate_prior([]), "logits: there are none"),
     ],
 )

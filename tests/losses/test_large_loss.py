@@ -10,7 +10,7 @@ from cases import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_logicmix import CurriculumLabels, LargeLossCorrection, LargeLossRejection, PartialFocalLoss
+from gpu_logicmix import CurriculumLabels, LargeLossCorrection, LargeLossRejection, PartialBCELoss, PartialFocalLoss
 from gpu_logicmix.losses import LOSSES, Batch, Output
 
 NAN = float("nan")
@@ -156,6 +156,13 @@ def test_base_can_be_a_loss():
     assert torch.equal(loss(Z, Y)[0, :2], focal[0, :2])
 
 
+def test_the_delta_of_each_is_that_of_the_follow_up():
+    losses = (LargeLossRejection(), LargeLossCorrection(), LargeLossCorrection(permanent=True))
+    assert [loss.delta for loss in losses] == [0.5, 0.2, 0.1]
+    assert [LOSSES.make(name, []).delta for name in ("ll-r", "ll-ct", "ll-cp")] == [0.5, 0.2, 0.1]
+    assert LargeLossCorrection(0.3, permanent=True).delta == LOSSES.make("ll-ct", ["delta=0.3"]).delta == 0.3
+
+
 def test_epoch_can_be_set_as_an_attribute():
     loss = LargeLossRejection(20, rule="released")
     loss.epoch = 1
@@ -203,6 +210,10 @@ def test_nothing_is_written_in_eval_or_in_the_first_epoch():
         (lambda: LargeLossRejection(rule="best"), "rule='best': must be one of paper, released, mlcpl"),
         (lambda: LargeLossCorrection(base="hinge"), "base='hinge': must be one of bce, asl"),
         (lambda: LargeLossCorrection(permanent=True, rule="mlcpl"), "mlcpl has no LL-Cp"),
+        (
+            lambda: LargeLossRejection(base=PartialBCELoss(normalize="mlcpl")),
+            "base has normalize='mlcpl': must be None",
+        ),
     ],
 )
 def test_bad_arguments_are_named(make, message):

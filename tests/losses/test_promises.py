@@ -133,6 +133,15 @@ def test_all_labels_alike_and_small_batches(name, options, what, shape):
 
 
 @every_loss
+@pytest.mark.parametrize("options", [OPTIONS, GROUPED], ids=["together", "grouped"])
+@pytest.mark.parametrize("mixed", [None, torch.zeros(0, dtype=torch.bool)], ids=["no mix", "mixed"])
+def test_a_batch_without_samples(name, options, mixed):
+    value, gradient = value_and_gradient(make(name, options), torch.zeros(0, 6), torch.zeros(0, 6), mixed=mixed)
+    assert value.isfinite()
+    assert gradient.shape == (0, 6)
+
+
+@every_loss
 @settings(max_examples=examples(40), deadline=None)
 @given(
     labels=st.lists(st.lists(st.sampled_from([-1, 0, 1]), min_size=6, max_size=6), min_size=1, max_size=6),

@@ -38,12 +38,15 @@ def sigmoid(z):
 def oracle(logits, targets, mixed, alpha, gamma):
     """[C], in Python numbers."""
     out = []
-    originals = [i for i in range(len(logits)) if not mixed[i]] or list(range(len(logits)))
+    everything = list(range(len(logits)))
+    originals = [i for i in everything if not mixed[i]] or everything
+    spread = originals if len(originals) > 1 else everything  # one sample has none
     for c in range(len(logits[0])):
-        z = [logits[i][c] for i in originals]
+        z = [logits[i][c] for i in spread]
         middle = sum(z) / len(z)
         std = math.sqrt(sum((x - middle) ** 2 for x in z) / len(z))
-        s = min(1.0, max(COLDEST, alpha * std))
+        s = 1.0 if alpha * std < COLDEST else min(1.0, alpha * std)
+        z = [logits[i][c] for i in originals]
         mean = max(1e-10, sum(sigmoid(x / s) for x in z) / len(z))
         positives = [logits[i][c] / s for i in range(len(logits)) if targets[i][c] == 1]
         gain = sum(-math.log1p(math.exp(-x)) if x > -700 else x for x in positives) / max(1, len(positives))
@@ -68,6 +71,33 @@ def test_is_the_slow_loop(data, b, c, alpha, gamma):
     for reduction, value in (("none", wanted), ("sum", wanted.sum()), ("mean", wanted.mean())):
         found = VariationalPULoss(alpha, gamma, reduction)(logits, targets, mixed=torch.tensor(mixed))
         torch.testing.assert_close(found, value, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rows", "mixed"),
+    [
+        (1, None),  # a batch of one
+        (1, [True]),
+        (8, [False] + [True] * 7),  # one original
+        (8, [True] * 8),
+    ],
+)
+def test_a_single_sample_is_not_blown_up(rows, mixed):
+    """With a temperature of 0.001 the loss would be hundreds and a gradient 1000 / C."""
+    logits = torch.randn(rows, 10, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    targets = (torch.arange(rows * 10).view(rows, 10) % 3 == 0).long()
+    loss = VariationalPULoss()(logits, targets, mixed=None if mixed is None else torch.tensor(mixed))
+    loss.backward()
+    assert loss.abs() < 3
+    assert logits.grad.abs().max() < 0.2
+
+
+def test_logits_that_are_all_alike_have_no_temperature():
+    logits = torch.tensor([[0.4, -2.0], [0.4, 0.5], [0.4 + 1e-6, 1.0]])
+    loss = VariationalPULoss(reduction="none")
+    assert loss.temperature(logits, torch.ones(3, 1)).tolist() == [1, 1]
+    mean = logits[:, 0].sigmoid().mean().item()
+    assert loss(logits, torch.full((3, 2), -1))[0].item() == pytest.approx(mean**0.55 * math.log(mean), abs=1e-6)
 
 
 def test_known_negatives_are_unlabeled_and_positives_count():

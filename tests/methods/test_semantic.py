@@ -276,3 +276,28 @@ def test_options_out_of_range():
         small("ssgrl", pool=0)
     with pytest.raises(ValueError, match=r"alpha=1.5: must be from 0 to 1"):
         small("sarb", alpha=1.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "message"),
+    [
+        ("p-gcn", "width=0", "width=0: must be 1 or more"),
+        ("gcn-ml", "hidden=0", "hidden=0: must be 1 or more"),
+        ("gcn-ml", "words=0", "words=0: must be 1 or more"),
+        ("ssgrl", "steps=-2", "steps=-2: must be 0 or more"),
+        ("sst", "stored=0", "stored=0: must be 1 or more"),
+        ("sarb", "start=-1", "start=-1: must be 0 or more"),
+        ("dsrb", "prototypes=10", "prototypes=10: must be 4"),
+        ("mlp", "hidden=0", "hidden=0: must be 1 or more"),
+        ("mlp", "dropout=-1", r"dropout=-1.0: must be at least 0 and below 1"),
+        ("linear", "dropout=2", r"dropout=2.0: must be at least 0 and below 1"),
+    ],
+)
+def test_options_that_no_head_can_have(name, option, message):
+    with pytest.raises(ValueError, match=message):
+        HEADS.make(name, [option], 8, 3)
+
+
+def test_help_shows_the_prototypes_that_dsrb_has():
+    assert "  prototypes=4\n" in HEADS.help("dsrb")
+    assert HEADS.make("dsrb", ["prototypes=4", "width=8"], 8, 3).prototypes.shape == (3, 4, 8)

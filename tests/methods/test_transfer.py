@@ -239,6 +239,35 @@ def test_the_loss_of_sst(epoch):
             assert mean(found) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", TRANSFER)
+def test_a_run_that_starts_from_the_weights_of_another_fades_its_losses_in(name):
+    """It loads the state first and prepares then; a resumed run prepares first, and goes on where it was."""
+    labels = torch.randint(-1, 2, (40, 4), generator=torch.Generator().manual_seed(0))
+    batch = Batch(torch.ones(5, 4), None, None, 0)
+
+    def ramps(head):
+        output = head(torch.randn(5, 10, 3, 3), batch)
+        return [float(head.step(output, batch).ramp) for _ in range(3)]
+
+    with torch.no_grad():
+        before, started, resumed = (small(name) for _ in range(3))
+        before.prepare(labels, list("abcd"))
+        assert ramps(before) == pytest.approx([0, 5 / 40, 10 / 40])
+        before.auxiliary(before(torch.randn(5, 10, 3, 3), batch), batch)
+        started.load_state_dict(before.state_dict())
+        started.prepare(labels, list("abcd"))
+        assert ramps(started) == pytest.approx([0, 5 / 40, 10 / 40])
+        resumed.prepare(labels, list("abcd"))
+        resumed.load_state_dict(before.state_dict())
+        assert ramps(resumed) == pytest.approx([20 / 40, 25 / 40, 30 / 40])
+        if name == "sst":
+            assert before.queue.any()
+            assert before.next.any()
+            assert torch.equal(resumed.queue, before.queue)
+            assert not started.queue.any()
+            assert not started.next.any()
+
+
 def test_mixed_samples_are_not_stored():
     head = small("sst", stored=3)
     with torch.no_grad():

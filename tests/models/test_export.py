@@ -89,9 +89,9 @@ def test_timm_checkpoint(tmp_path, name, size):
     with torch.no_grad():
         torch.testing.assert_close(loaded((images - model.mean) / model.std), model(images))
     assert about["categories"] == NAMES
-    if name == "test_resnet":
-        again = eval(exported.load, {"timm": timm}).eval()
-        assert torch.equal(again.fc.weight, model.classifier.weight)
+    again = eval(exported.load, {"timm": timm}).eval()
+    with torch.no_grad():
+        assert torch.equal(again(images), loaded(images))
 
 
 @pytest.mark.parametrize(("name", "size"), [("test_resnet", 64), ("test_vit", 96)])
@@ -117,6 +117,32 @@ def test_hugging_face_folder(tmp_path, name, size):
     assert "| known labels | `0.1 (uniform)` |" in text
     assert "`dog / cow`" in text  # a name cannot break the table
     assert (tmp_path / "hf" / "decisions.json").exists()
+
+
+@pytest.mark.parametrize("to", ["torch-export", "timm", "hf"])
+def test_the_model_stays_as_it_was(tmp_path, to):
+    """In training, with gradients, on its device: it may be exported between two epochs."""
+    model = model_of(freeze=1).train()
+    before = {name: (p, p.requires_grad) for name, p in model.named_parameters()}
+    assert {grad for _, grad in before.values()} == {True, False}
+    modes = [module.training for module in model.modules()]
+    export_model(model, to, tmp_path / export.FORMATS[to], card_of())
+    assert [module.training for module in model.modules()] == modes
+    for name, parameter in model.named_parameters():
+        assert parameter is before[name][0]
+        assert parameter.requires_grad == before[name][1]
+
+
+@pytest.mark.parametrize("to", ["torch-export", "timm", "hf"])
+@pytest.mark.parametrize(("name", "channels"), [("test_resnet", 1), ("test_vit", 4)])
+def test_images_of_other_channels(tmp_path, to, name, channels):
+    model = model_of(name, size=96, in_chans=channels)
+    exported = export_model(model, to, tmp_path / export.FORMATS[to], card_of(96, name))
+    images = torch.rand(2, channels, 96, 96)
+    loaded = eval(exported.load, {"timm": timm, "torch": torch})
+    with torch.no_grad():
+        got = loaded(images)[0] if to == "torch-export" else loaded.eval()((images - model.mean) / model.std)
+        torch.testing.assert_close(got, model(images))
 
 
 def test_heads_that_timm_has_no_place_for(tmp_path):

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from sklearn.metrics import precision_recall_curve as sklearn_curve
 
 from gpu_logicmix import GPULogicMix, average_precision, label_counts, open_dataset
@@ -402,6 +403,31 @@ def test_page_says_which_weights_are_kept(tmp_path):
         assert "is +1.2 points (95 % interval -0.2 to +2.7)" in text
     write_lines(tmp_path / "run", [*lines[:-1], {**line, "gain": None, "gain_interval": [None, None]}, lines[-1]])
     assert "Kept: the weights before" in Page(write_report(tmp_path / "run")).text
+
+
+def test_page_shows_the_last_fine_tuning(tmp_path):
+    """The command `cft` writes cft.json anew and nothing into the log."""
+    lines = write_run(tmp_path / "run")
+    line = {"kind": "cft", "kept": "model", "gain": 0.0123, "gain_interval": [-0.002, 0.0266], "mAP": 0.5}
+    write_lines(tmp_path / "run", [*lines[:-1], line, lines[-1]])
+    cft = tmp_path / "run" / "cft.json"
+    again = {"kept": "cft", "gain": 0.0456, "gain_interval": [0.011, 0.08]}
+    cft.write_text(json.dumps(json.loads(cft.read_text()) | again))
+    text = Page(write_report(tmp_path / "run")).text
+    assert "Kept: the fine-tuned weights" in text
+    assert "is +4.6 points (95 % interval +1.1 to +8.0)" in text
+
+
+def test_page_says_that_thresholds_are_of_earlier_weights(tmp_path):
+    write_run(tmp_path / "run")
+    save_file({"a": torch.zeros(1)}, tmp_path / "run" / "cft.safetensors", metadata={"digest": "1"})
+    logits, targets = torch.randn(40, 2), torch.arange(80).view(40, 2) % 2
+    for digest, outdated in (("1", False), ("2", True)):
+        found = fit_decisions(logits, targets, ["a", "b"], weights="cft", digest=digest)
+        found.write(tmp_path / "run" / "decisions.json")
+        text = Page(write_report(tmp_path / "run")).text
+        assert "for the fine-tuned weights: a temperature" in text
+        assert ("written anew since" in text) == ("gpu-logicmix decide RUN --use cft" in text) == outdated
 
 
 def test_page_lists_skipped_images(tmp_path):

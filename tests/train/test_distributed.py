@@ -58,6 +58,13 @@ def test_two_processes_are_one_with_the_doubled_batch(alone, tmp_path):
             assert line[key] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), key
 
 
+def test_two_processes_judge_the_same_model_without_an_average(tmp_path):
+    """Batch norms have seen each process's own images; the best epoch is one model, with one checksum."""
+    for command in ranks(tmp_path, 2, *SMALL, "--ema-decay", 0, "--out", tmp_path / "run"):
+        assert command.process.exitcode == 0, command.text
+    assert log_of(tmp_path / "run")
+
+
 def test_two_processes_accumulate_as_one(tmp_path):
     """10 steps an epoch, 4 to an update: the last update of an epoch has but two."""
     good(tmp_path, *PLAIN, "-o", "count=80", "--accumulate", 4, "--out", tmp_path / "one")
@@ -178,7 +185,7 @@ def test_resumes_with_another_number_of_processes(tmp_path, processes):
         commands = [good(tmp_path, "fit", "--out", folder, "--resume")]
     for command in commands:
         assert command.process.exitcode == 0, command.text
-    assert f"resuming with {after} processes in place of {before}" in commands[0].text
+    assert f"resuming with {after} process{'es' if after > 1 else ''} in place of {before}" in commands[0].text
     done = read_checkpoint(folder / "last.pt")
     assert done["closed"] == 3
     assert done["step"] == 3 * done["steps"] == 3 * (40 // (4 * after))

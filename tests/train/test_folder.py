@@ -156,7 +156,7 @@ def test_the_exit_code_says_whether_anything_was_saved(tmp_path, monkeypatch, st
 
     def then_stop(self, *arguments):
         before(self, *arguments)
-        raise Interrupted(signal.SIGTERM, "stopped")
+        loop.StopSignals(self.folder).stop(signal.SIGTERM, "stopped")
 
     monkeypatch.setattr(loop.Training, name, then_stop)
     code, _ = command("fit", "shapes", "-o", "count=24", *OPTIONS.split(), "--out", tmp_path / "run")

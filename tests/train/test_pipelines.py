@@ -9,6 +9,7 @@ from commands import run as command
 from kornia.augmentation import auto
 from torch import nn
 
+from gpu_logicmix.augment.crop import MultiScaleCrop
 from gpu_logicmix.augment.randaugment import RandAugment
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.train.batch import Augment, seed_step
@@ -46,6 +47,22 @@ def test_the_names():
     assert isinstance(augment_of(augment="randaugment", randaugment=False).randaugment, RandAugment)  # it overrides
     for name, kind in KORNIA.items():
         assert isinstance(augment_of(augment=name).randaugment, kind)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_the_crop_comes_first(views):
+    images, targets = batch()
+    augment = Augment(Config(crop="multi-scale", flip=False, randaugment=False, mix="none"), views)
+    seed_step(0, 7, 0)
+    got, _, _ = augment(images, targets)
+    seed_step(0, 7, 0)
+    want = MultiScaleCrop()(images)
+    assert not torch.equal(want, images)
+    assert len(got) == views
+    for view in got:
+        torch.testing.assert_close(view, want / 255)
+    got, _, _ = Augment(Config(flip=False, randaugment=False, mix="none"))(images, targets)
+    torch.testing.assert_close(got[0], images / 255)
 
 
 def test_n_and_m_are_passed_on():
