@@ -10,6 +10,7 @@ and study-pays.svg), each study's results.md, and gpu_logicmix/train/pays.json, 
     tables NAME             all tables of a study
     table NAME / TITLE      one of them
     progress NAME           how many of its runs are finished
+    pairs NAME / TITLE      one of two methods in short: both, the gain, the gain at the chosen epoch
     gains NAME              the gain of LogicMix with each seed
     order NAME / TITLE      the methods by mAP, beside the paper's order
     points                  the gain of LogicMix in all settings of all studies
@@ -28,7 +29,7 @@ from gpu_logicmix.study.pays import Point, gain_line, gain_plot, gain_points
 from gpu_logicmix.study.plan import distinct, read_study
 from gpu_logicmix.study.plots import standalone_plot
 from gpu_logicmix.study.results import Row, read_results
-from gpu_logicmix.study.tables import Table, by, markdown, markdown_table, safe, t_quantile, tables
+from gpu_logicmix.study.tables import Block, Entry, Table, by, markdown, markdown_table, safe, t_quantile, tables
 
 ROOT = Path(__file__).resolve().parent.parent
 DRAWN = ("demo", "demo-first")  # drawn pictures: shown in the plot, but the line is for photographs
@@ -55,11 +56,12 @@ def part(what: str, studies: dict[str, list[Row]]) -> str:
     if kind == "rule":
         return rule_words(gain_points(studies.items()))
     rows = studies.get(name, [])
-    if kind in ("progress", "gains", "order"):
-        return {"progress": progress, "gains": gains_words, "order": order_table}[kind](name, rows, title)
+    named = {"progress": progress, "gains": gains_words, "order": order_table, "pairs": pairs_table}
+    if kind in named:
+        return named[kind](name, rows, title)
     found = [t for t in tables(rows) if kind == "tables" or t.title == title] if rows else []
     if kind not in ("table", "tables"):
-        raise ValueError(f"study: {what}: must be tables, table, progress, gains, order, points or rule")
+        raise ValueError(f"study: {what}: must be tables, table, {', '.join(named)}, points or rule")
     if not found:
         return "No run of this table is finished yet.\n"
     return "\n".join(table_text(t, titled=kind == "tables") for t in found)
@@ -86,6 +88,20 @@ def gains_words(name: str, rows: list[Row], _: str) -> str:
     each = ", ".join(f"{gain:+.1f} (seed {seed})" for gain, seed in zip(gains, seeds, strict=True))
     many = sum(gain >= 5 for gain in gains)
     return f"Gain of LogicMix at the end: {each}; 5 points or more with {many} of {len(gains)} seeds.\n"
+
+
+def pairs_table(name: str, rows: list[Row], title: str) -> str:
+    """A line for each known proportion. Differences are of runs with the same seed, half of a 95 % interval behind ±."""
+    table = next((t for t in tables(rows) if t.title == title), None)
+    if table is None or len(table.blocks) < 4:
+        return "Not enough runs are finished yet.\n"
+    means, gains, _, tuned = table.blocks
+    names = [line[0].text for line in means.rows]
+    lines = [
+        [Entry(known), means.rows[0][at], means.rows[1][at], gains.rows[0][at], tuned.rows[0][at]]
+        for at, known in enumerate(gains.heads[1:], 1)
+    ]
+    return markdown_table(Block(["mAP (%)", *names, "gain", "gain, chosen epoch"], lines, "")) + "\n"
 
 
 # The paper's table "Comparison of LogicMix to other Mixup-like methods", COCO.

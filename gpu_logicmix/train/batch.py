@@ -71,8 +71,8 @@ def pipeline_of(config: Config) -> nn.Module:
 
 
 class Augment(nn.Module):
-    """From a batch of bytes to what the model sees. `views=2`: a weak view (crop, flip) and a strong one (RandAugment or
-    what is in its place too), mixed by the same plan.
+    """From a batch of bytes to what the model sees. `views=2`: a weak view (crop, flip) and a strong one (RandAugment
+    or what is in its place too), mixed by the same plan.
 
     finish: `normalize` and `out_dtype` of the mix. Given, bytes stay bytes until the mix, and what comes out is what
     the first layer takes; None: floats in [0, 1] are mixed and come out."""
