@@ -91,7 +91,7 @@ def gains_words(name: str, rows: list[Row], _: str) -> str:
 
 
 def pairs_table(name: str, rows: list[Row], title: str) -> str:
-    """A line for each known proportion. Differences are of runs with the same seed, half of a 95 % interval behind ±."""
+    """A line for each known proportion. Differences are of runs with the same seed; ± is half of a 95 % interval."""
     table = next((t for t in tables(rows) if t.title == title), None)
     if table is None or len(table.blocks) < 4:
         return "Not enough runs are finished yet.\n"
