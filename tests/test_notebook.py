@@ -1,5 +1,6 @@
 """The notebook runs from its first cell to its last in a kernel of its own, and is stored without outputs."""
 
+import ast
 import re
 
 import nbformat
@@ -15,6 +16,19 @@ def test_outputs_are_stripped():
         if cell.cell_type == "code":
             assert cell.outputs == []
             assert cell.execution_count is None
+
+
+def test_every_epoch_has_an_order_of_its_own():
+    """A loader counts its passes: one that is made anew starts with the same order again."""
+    loops = [
+        (loop, cell.source)
+        for cell in nbformat.read(BOOK, as_version=4).cells
+        if cell.cell_type == "code"
+        for loop in ast.walk(ast.parse(cell.source))
+        if isinstance(loop, ast.For)
+    ]
+    assert any(ast.get_source_segment(source, loop.iter) == "loader" for loop, source in loops)
+    assert not [loop for loop, source in loops if "make_loader" in ast.get_source_segment(source, loop)]
 
 
 @pytest.mark.slow

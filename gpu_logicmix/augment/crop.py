@@ -10,6 +10,7 @@ What SST, SARB and their family train with (https://github.com/HCPLab-SYSU/HCP-M
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,8 +35,8 @@ class MultiScaleCrop(nn.Module):
 
     def __init__(self, sides: tuple[float, ...] = SIDES, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        if not sides or not all(0 < side <= 1 for side in sides):
-            raise ValueError(f"sides={sides!r}: must be above 0 and at most 1")
+        if not isinstance(sides, Sequence) or not sides or not all(0 < side <= 1 for side in sides):
+            raise ValueError(f"sides={sides!r}: must be shares of the side, above 0 and at most 1")
         self.sides, self.generator = tuple(sides), generator
 
     def plan(self, images: Tensor) -> CropPlan:

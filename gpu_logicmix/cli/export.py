@@ -31,12 +31,13 @@ def export(
 
         gpu-logicmix export runs/photos --to onnx --out photos.onnx
     """
-    from gpu_logicmix.decisions import read_decisions
+    from gpu_logicmix.decisions import OtherWeights, read_decisions
     from gpu_logicmix.models.export import FORMATS, Card, export_model
     from gpu_logicmix.train.predict import load_run
 
     config, model, categories, file = load_run(run, use, device="cpu")
-    decisions = read_decisions(run, file.stem)
+    with screen.warnings_as_lines(OtherWeights):
+        decisions = read_decisions(run, file.stem)
     if decisions is not None and decisions.names != categories:
         decisions = None
     card = Card(categories, config.size, config.model, decisions, _about(run, config, file.stem), license)

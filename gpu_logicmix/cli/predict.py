@@ -52,6 +52,7 @@ def predict(
 
         gpu-logicmix predict runs/photos holiday/ --out holiday.csv --sheet holiday.html
     """
+    from gpu_logicmix.decisions import OtherWeights
     from gpu_logicmix.train.predict import Predictions
 
     if out is not None and out.suffix not in SUFFIXES:
@@ -59,7 +60,8 @@ def predict(
     for name, path in (("--out", out), ("--sheet", sheet)):
         if path is not None and not path.parent.is_dir():
             raise ValueError(f"{name} {path}: there is no folder {path.parent}; make it first")
-    found = Predictions(run, images, use, **given(device=device, threads=threads, batch_size=batch_size))
+    with screen.warnings_as_lines(OtherWeights):
+        found = Predictions(run, images, use, **given(device=device, threads=threads, batch_size=batch_size))
     table, count = Table(), 0
     table.add_column("image", overflow="fold")  # names often differ at the end alone
     table.add_column("most likely categories")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
 
-from gpu_logicmix.errors import shown
+from gpu_logicmix.errors import printable, shown
 
 
 class Output:
@@ -70,6 +72,23 @@ console = make_console()
 def say(text: str, style: str | None = None) -> None:
     """A line as it is, not wrapped; from data only through `printable`."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def warnings_as_lines(kind: type[Warning]) -> Iterator[None]:
+    """Warnings of a kind, as lines without the place in the code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", kind)
+        before = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *place: Any, **rest: Any) -> None:
+            if issubclass(category, kind):
+                say(printable(message), "yellow")
+            else:
+                before(message, category, *place, **rest)
+
+        warnings.showwarning = show
+        yield
 
 
 def settle_output() -> None:

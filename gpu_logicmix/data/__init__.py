@@ -73,7 +73,7 @@ LARGEST = 8192  # pixels a side: 200 MB an image
 
 
 def open_dataset(
-    spec: str,
+    spec: str | Path,
     split: str = "train",
     size: int | None = None,
     *,
@@ -95,6 +95,7 @@ def open_dataset(
 
     Raises DataError, a ValueError, with one line that names file, row and way out.
     """
+    spec = str(spec)
     if size is not None and not 1 <= size <= LARGEST:
         raise DataError(f"size={size}: must be from 1 to {LARGEST}")
     name, _, path = spec.partition(":")

@@ -1,4 +1,4 @@
-"""Images inside of Arrow and Parquet files, read with pyarrow: pip install "gpu-logicmix[tables]"."""
+"""Images inside of Arrow and Parquet files, read with pyarrow: pip install pyarrow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pyarrow() -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise DataError("pyarrow is not installed: pip install 'gpu-logicmix[tables]'") from None
+        raise DataError("pyarrow is not installed: pip install pyarrow") from None
     return pyarrow
 
 

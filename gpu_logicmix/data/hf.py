@@ -1,5 +1,5 @@
 """A Hugging Face dataset on disk, as `save_to_disk` writes it: PATH/{train,validation,test}/ with dataset_info.json,
-state.json and *.arrow; or PATH itself, of one split. Read with pyarrow alone: pip install "gpu-logicmix[tables]".
+state.json and *.arrow; or PATH itself, of one split. Read with pyarrow alone: pip install pyarrow.
 
 One column of type Image, and one that is a list of ClassLabel (or of texts); or, where no column is a list, one column
 of type ClassLabel. Categories that a row does not name are absent.

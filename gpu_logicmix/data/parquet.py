@@ -7,7 +7,7 @@ The column image may also hold the images themselves: their bytes, or {bytes, pa
 are read a row group at a time: for a shuffled run, `gpu-logicmix pack` or --cache comes first.
 
 PATH is a file, or a folder with train.parquet and val.parquet (or train-00000-of-00004.parquet and so on). Paths are
-relative to the folder. Needs pyarrow: pip install "gpu-logicmix[tables]".
+relative to the folder. Needs pyarrow: pip install pyarrow.
 """
 
 from __future__ import annotations

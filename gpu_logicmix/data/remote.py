@@ -48,11 +48,20 @@ def tried(url: str, function: Callable[[], Result]) -> Result:
         except DataError:
             raise
         except Exception as error:  # each protocol has errors of its own
+            if "support range requests" in str(error):  # fsspec's words, where it reads a shard piece by piece
+                raise _no_ranges(url) from None
             if attempt == TRIES - 1:
                 reason = " ".join(str(error).split()) or type(error).__name__
-                raise DataError(f"{url}: cannot be read, tried {TRIES} times ({reason}); go on with --resume") from None
+                raise DataError(
+                    f"{url}: cannot be read, tried {TRIES} times ({reason}); try again later (fit: with --resume)"
+                ) from None
             time.sleep(WAIT * 2**attempt)
     raise AssertionError
+
+
+def _no_ranges(url: str) -> DataError:
+    """To try again would fetch the whole shard again, for each image."""
+    return DataError(f"{url}: the server does not answer range requests; use one that does, or copy the shards here")
 
 
 def read_range(path: str, start: int, length: int) -> bytes:
@@ -61,7 +70,9 @@ def read_range(path: str, start: int, length: int) -> bytes:
     def fetch() -> bytes:
         system, name = _system(path)
         data = system.cat_file(name, start=start, end=start + length)
-        if len(data) != length:
+        if len(data) > length:
+            raise _no_ranges(path)
+        if len(data) < length:
             raise OSError(f"{len(data)} bytes instead of {length}")
         return data
 

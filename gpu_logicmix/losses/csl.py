@@ -20,6 +20,7 @@ trains with gamma_pos = 0.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -187,10 +188,20 @@ def estimate_prior(logits: Tensor | Iterable[Tensor]) -> Tensor:
 
 def write_prior(path: str | Path, categories: list[str], prior: Tensor) -> None:
     """A CSV file that `prior=` reads."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["Classes", "avg_pred"])
-        writer.writerows(zip(categories, prior.tolist(), strict=True))
+    Path(path).write_text(prior_text(categories, prior), encoding="utf-8")
+
+
+def prior_text(categories: list[str], prior: Tensor) -> str:
+    """What is in that file. A function of its own: what is wrong shows before a file is touched."""
+    if len(categories) != len(prior):
+        raise ValueError(
+            f"categories: {len(categories)} names for a prior of {len(prior)} entries; give one name for each"
+        )
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["Classes", "avg_pred"])
+    writer.writerows(zip(categories, prior.tolist(), strict=True))
+    return text.getvalue()
 
 
 def read_prior(path: str | Path) -> dict[str, float]:

@@ -12,7 +12,10 @@ a backbone with one linear layer, so they take runs with the head `linear` alone
 from __future__ import annotations
 
 import copy
+import io
 import json
+import os
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +27,7 @@ from torch import Tensor, nn
 
 from gpu_logicmix.decisions import Decisions
 from gpu_logicmix.errors import RunError
-from gpu_logicmix.files import write_whole, written_whole
+from gpu_logicmix.files import sync_folder, write_whole, written_whole
 from gpu_logicmix.models.classifier import Classifier
 
 FORMATS = {"onnx": "model.onnx", "torch-export": "model.pt2", "timm": "timm.safetensors", "hf": "hf"}
@@ -70,6 +73,7 @@ def export_model(model: Classifier, to: str, path: str | Path, card: Card) -> Ex
     path = Path(path)
     if path.exists() and path.is_dir() != (to == "hf"):
         raise ValueError(f"{path}: is {'a folder' if path.is_dir() else 'a file'}, {to} writes the other")
+    _check_no_run(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     model = copy.deepcopy(model).cpu().eval().requires_grad_(False)  # the caller's may be in the middle of its training
     write, read, load = {
@@ -78,10 +82,36 @@ def export_model(model: Classifier, to: str, path: str | Path, card: Card) -> Ex
         "timm": (_write_timm, _read_timm, None),
         "hf": (_write_hf, _read_hf, "timm.create_model({!r}, pretrained=True)"),
     }[to]
-    write(model, path, card)
-    difference = _difference(model, read(path, card), card.size)
+    try:
+        # Made and checked aside: until then, an earlier export stays.
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as aside:
+            made = Path(aside) / path.name
+            write(model, made, card)
+            difference = _difference(model, read(made, card), card.size)
+            _put_in_place(made, path)
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror or error}); make room, or choose another"
+        ) from error
     load = (load or _timm_line(model, card)).format(f"local-dir:{path}" if to == "hf" else str(path))
     return Exported(path, difference, load)
+
+
+def _check_no_run(path: Path) -> None:
+    """A run's own files are not written over."""
+    if (path / "log.jsonl").exists() or (path / "last.pt").exists():
+        raise ValueError(f"{path}: is the folder of a run; choose another")
+    if path.exists() and path.suffix == ".safetensors" and (path.parent / "log.jsonl").exists():
+        raise ValueError(f"{path}: is a file of the run in {path.parent}; choose another")
+
+
+def _put_in_place(made: Path, path: Path) -> None:
+    """A folder's files into the folder; a file with what was written beside it."""
+    target = path if made.is_dir() else path.parent
+    target.mkdir(exist_ok=True)
+    for file in sorted((made if made.is_dir() else made.parent).iterdir()):
+        os.replace(file, target / file.name)
+    sync_folder(target)
 
 
 def _difference(model: Classifier, again: Any, size: int) -> float:
@@ -132,7 +162,7 @@ def _write_onnx(model: Classifier, path: Path, card: Card) -> None:
         import onnxruntime
         import onnxscript
     except ImportError as error:
-        raise RunError(f"{error.name} is not installed: pip install 'gpu-logicmix[export]'") from None
+        raise RunError(f"{error.name} is not installed: pip install onnx onnxruntime onnxscript") from None
     del onnxruntime, onnxscript
     shipped, example, batch = _shipped(model, card)
     program = torch.onnx.export(
@@ -162,7 +192,9 @@ def _write_torch_export(model: Classifier, path: Path, card: Card) -> None:
     shipped, example, batch = _shipped(model, card)
     program = torch.export.export(shipped, example, dynamic_shapes=batch)
     about = json.dumps(metadata(model, card), ensure_ascii=False)
-    torch.export.save(program, path, extra_files={"metadata.json": about})
+    buffer = io.BytesIO()  # on a full disk, torch's own writer ends the process
+    torch.export.save(program, buffer, extra_files={"metadata.json": about})
+    path.write_bytes(buffer.getvalue())
 
 
 def _read_torch_export(path: Path, card: Card) -> Any:

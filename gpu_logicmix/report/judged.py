@@ -127,8 +127,9 @@ def _charts(
         Series("ideal", "ink", [(0.0, 0.0), (100.0, 100.0)]),
         _percent_series(f"as predicted, error {100 * plain.error:.1f} points", "c1", _pairs(plain)),
     ]
-    if run.decisions is not None and run.decisions.weights == "model":  # as the predictions are
-        after = reliability(run.decisions.calibrated(logits), targets)
+    found = run.decisions
+    if found is not None and found.weights == "model" and not found.outdated:  # as the predictions are
+        after = reliability(found.calibrated(logits), targets)
         text = f"calibrated, error {100 * after.error:.1f} points"
         lines.append(_percent_series(text, "c2", _pairs(after)))
     charts.append(line_chart("Present, over the probability", *lines, unit=" %", x_name="prob.", square=True))

@@ -111,7 +111,7 @@ def train_there(store: Any, config: Config, run: str) -> dict[str, Any]:
         sender = Sender(ray, store, run, folder)
         try:
             end = fit(config, folder, resume="auto", console=Console(quiet=True), tick=sender)
-        except RunError as error:
+        except (RunError, ValueError, OSError) as error:
             return {"error": str(error).replace(f"{folder}", run)}
         sender.send()
         return end

@@ -10,7 +10,8 @@ from rich.console import Console
 from torch import Tensor
 
 from gpu_logicmix.errors import RunError
-from gpu_logicmix.losses.csl import estimate_prior, write_prior
+from gpu_logicmix.files import write_whole
+from gpu_logicmix.losses.csl import estimate_prior, prior_text
 from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train.distributed import joined_world
 from gpu_logicmix.train.inputs import open_train
@@ -32,6 +33,8 @@ def prior_of_run(
     options: of `Config` that need not be those of the run (device, threads, batch_size, workers, cache).
     """
     out = Path(out)
+    if out.is_dir():
+        raise ValueError(f"--out {out}: is a folder; name a file in it")
     if not out.parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.parent}")
     config, model, categories, file = load_run(folder, weights, **options)
@@ -47,5 +50,5 @@ def prior_of_run(
         if not prior.isfinite().all():
             raise RunError(f"{file}: gives non-finite logits")
         if world.main:
-            write_prior(out, categories, prior)
+            write_whole(out, prior_text(categories, prior))
     return Prior(categories, prior, len(rows))

@@ -82,13 +82,14 @@ def measure_step(
                     alone[name].append(own)
                 tick()
         threads, device = torch.get_num_threads(), world.device
+        images = len(batch[0])  # fewer than asked for if the dataset is smaller
     bare = _median(steps[next(iter(variants))])
     rows = {}
     for name in variants:
         step = _median(steps[name])
         rows[name] = {
             "ms": step.wall * 1e3,
-            "images_per_second": config.batch_size / step.wall,
+            "images_per_second": images / step.wall,
             "times_bare": step.wall / bare.wall,
             "cpu_ms": step.cpu * 1e3,
             "cpu_times_bare": step.cpu / bare.cpu,
@@ -101,7 +102,7 @@ def measure_step(
         "model": config.model,
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "size": config.size,
-        "batch_size": config.batch_size,
+        "batch_size": images,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "machine": machine(),
         "threads": threads,

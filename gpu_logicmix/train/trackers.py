@@ -25,8 +25,7 @@ def open_trackers(names: Sequence[str], folder: Path, options: dict[str, Any]) -
         try:
             opened.append(kind(folder, options))
         except ImportError as error:
-            extra = "'gpu-logicmix[tensorboard]'" if name == "tensorboard" else name
-            raise RunError(f"{name} is not installed ({error}): pip install {extra}") from None
+            raise RunError(f"{name} is not installed ({error}): pip install {name}") from None
     return opened
 
 

@@ -57,7 +57,7 @@ def test_the_whole_image_stays_as_it_is_and_eval_is_the_identity():
     images = torch.rand(3, 3, 20, 20)
     torch.testing.assert_close(MultiScaleCrop((1.0,))(images), images)
     assert MultiScaleCrop().eval()(images) is images
-    with pytest.raises(ValueError, match="must be above 0 and at most 1"):
+    with pytest.raises(ValueError, match="above 0 and at most 1"):
         MultiScaleCrop((1.0, 0.0))
     with pytest.raises(ValueError, match=r"must be \[B, C, H, W\]"):
         MultiScaleCrop()(images[0])
@@ -95,3 +95,9 @@ def test_one_graph():
     plan = crop.plan(images)
     torch.testing.assert_close(compiled(images, plan), crop(images, plan))
     assert compiled(images).shape == images.shape
+
+
+@pytest.mark.parametrize("sides", [16, 0.5, (), (0.5, 2.0), (0.0,)])
+def test_sides_are_shares(sides):
+    with pytest.raises(ValueError, match=r"sides=.*: must be shares of the side, above 0 and at most 1"):
+        MultiScaleCrop(sides)

@@ -181,3 +181,8 @@ def test_numpy_numbers_as_arguments():
             GPULogicMix(k_min=bad)
     with pytest.raises(TypeError, match=r"p='0\.5': must be a number"):
         GPULogicMix(p="0.5")
+
+
+def test_unknown_is_a_number():
+    with pytest.raises(TypeError, match="unknown='a': must be a number, or NaN"):
+        GPULogicMix(unknown="a")

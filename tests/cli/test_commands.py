@@ -17,6 +17,7 @@ import gpu_logicmix
 from gpu_logicmix import cli
 from gpu_logicmix.cli import screen
 from gpu_logicmix.cli.errors import BUG, MISTAKE, explain, in_options
+from gpu_logicmix.losses.csl import read_prior, write_prior
 
 
 def started(*arguments, code="", **options):
@@ -170,7 +171,7 @@ GLOO = "[third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]
     "error",
     [
         RuntimeError(GLOO),
-        RuntimeError(GLOO.replace("Read error", "").replace("reset", "closed")),
+        RuntimeError(GLOO.replace("Read error ", "").replace("reset", "closed")),
         torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0"),
         torch.distributed.DistNetworkError("Failed to recv, got 0 bytes"),
     ],
@@ -228,6 +229,30 @@ def test_an_error_in_a_file_names_the_file(tmp_path):
     assert f"error: {file}: epochs=0: must be at least 1" in text
     code, text = run("fit", "--config", file, "--epochs", "-1")
     assert "error: --epochs -1: must be at least 1" in text
+
+
+@pytest.mark.parametrize(("name", "words"), [(".", "is a folder; name a file in it"), ("no/x", "there is no folder")])
+def test_out_is_checked_before_the_work(tmp_path, monkeypatch, name, words):
+    def works(*_, **__):
+        pytest.fail("went to work")
+
+    monkeypatch.setattr("gpu_logicmix.train.stepbench.measure_step", works)
+    monkeypatch.setattr("gpu_logicmix.train.prior.load_run", works)
+    out = tmp_path / name
+    for command in (("bench",), ("prior", tmp_path)):
+        code, text = run(*command, "--out", out)
+        assert code == 1
+        assert f"--out {out}: {words}" in " ".join(text.split())
+
+
+def test_a_prior_needs_a_name_for_each_category(tmp_path):
+    file = tmp_path / "prior.csv"
+    write_prior(file, ["cat", 'a "dog", big'], torch.tensor([0.25, 0.5]))
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="categories: 1 names for a prior of 2 entries; give one name for each"):
+        write_prior(file, ["cat"], torch.tensor([0.75, 0.5]))
+    assert file.read_bytes() == before
+    assert read_prior(file) == {"cat": 0.25, 'a "dog", big': 0.5}
 
 
 # ----- hostile names

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import runpy
+import shutil
 import sys
 
 import pytest
@@ -270,3 +271,16 @@ def test_wrong_files(trained, pictures, tmp_path):
     code, output = command("predict", trained, pictures, "--out", tmp_path / "p.xlsx")
     assert code
     assert "must end in .csv, .jsonl, .parquet, .json" in output
+
+
+def test_thresholds_of_other_weights_are_a_line(trained, pictures, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run")
+    file = run / "decisions.json"
+    text = re.sub(r'"digest": "\w+"', '"digest": "0123456789abcdef"', file.read_text())
+    assert text != file.read_text()
+    file.write_text(text)
+    for arguments in (("predict", run, pictures, "--threads", 1), ("export", run, "--to", "timm")):
+        output = good(*arguments)
+        assert output.count("gpu-logicmix decide") >= 1
+        assert "OtherWeights" not in output
+        assert "decisions.py" not in output

@@ -7,6 +7,7 @@ import pickle
 import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,6 +49,11 @@ def same(ours, theirs):
     rows = [3, 0, 10, 7, 7]
     for a, b in zip(ours[rows], theirs[rows], strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_path_will_do_for_the_name(packed):
+    dataset, home = packed
+    same(open_dataset(Path(f"tar:{home}"), "train", 16), dataset)
 
 
 def test_shards_are_the_files(packed):
@@ -160,13 +166,38 @@ def test_over_http(packed, server, tmp_path, monkeypatch):
     server.failures = 3  # a lost connection is tried again
     same(found, dataset)
     server.failures = 10**9
-    with pytest.raises(DataError, match=r"train-00000.tar: cannot be read, tried 5 times"):
+    with pytest.raises(DataError, match=r"train-00000.tar: cannot be read, tried 5 times.*; try again later"):
         found[[1]]
     server.failures = 0
     with pytest.raises(DataError, match=r"none/train.json: no such file"):
         open_dataset(spec.replace("shards", "none"), "train", 16)
     monkeypatch.setattr(shards, "_read_shard", lambda path: pytest.fail("indexed again"))
     same(open_dataset(spec, "train", 16), dataset)
+
+
+def test_a_server_without_ranges_is_named_at_once(packed, server, monkeypatch):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: pytest.fail("tried again"))
+    found = open_dataset(f"tar:http://127.0.0.1:{server.server_address[1]}/shards", "train", 16)
+    monkeypatch.setattr(server.RequestHandlerClass, "answer", whole_file)
+    with pytest.raises(DataError, match=r"train-00000.tar: the server does not answer range requests; use one"):
+        found[[1]]
+
+    def in_pieces():
+        raise ValueError("The HTTP server doesn't appear to support range requests. Only reading ...")
+
+    with pytest.raises(DataError, match=r"x.tar: the server does not answer range requests"):
+        remote.tried("x.tar", in_pieces)
+
+
+def whole_file(self, body):
+    """What http.server of Python and others answer, whatever range is asked for."""
+    data = (self.server.home / self.path.lstrip("/")).read_bytes()
+    self.send_response(200)
+    self.send_header("Content-Length", str(len(data)))
+    self.end_headers()
+    if body:
+        self.wfile.write(data)
 
 
 def write_shard(path, members):

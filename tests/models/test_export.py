@@ -160,6 +160,40 @@ def test_a_file_that_gives_other_logits_is_an_error(tmp_path, monkeypatch):
         export_model(model_of(), "timm", tmp_path / "out.safetensors", card_of())
 
 
+@pytest.mark.parametrize("to", ["timm", "hf", pytest.param("torch-export", marks=pytest.mark.slow)])
+def test_an_export_that_fails_leaves_the_earlier_one(tmp_path, monkeypatch, to):
+    path = tmp_path / export.FORMATS[to]
+    export_model(model_of(), to, path, card_of())
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    other = model_of(name="test_resnet")
+    with torch.no_grad():
+        other.classifier.weight.mul_(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "_difference", lambda *_: (_ for _ in ()).throw(RunError("other logits")))
+        with pytest.raises(RunError, match="other logits"):
+            export_model(other, to, path, card_of())
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    with monkeypatch.context() as patch:
+        full = OSError(28, "No space left on device")
+        patch.setattr(export.os, "replace", lambda *_: (_ for _ in ()).throw(full))
+        with pytest.raises(RunError, match=rf"{path.name}: cannot be written \(No space left on device\)"):
+            export_model(other, to, path, card_of())
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    export_model(other, to, path, card_of())
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} != before
+
+
+def test_a_run_is_not_written_over(tmp_path):
+    for name in ("log.jsonl", "model.safetensors"):
+        (tmp_path / name).write_text("a run")
+    with pytest.raises(ValueError, match="is the folder of a run; choose another"):
+        export_model(model_of(), "hf", tmp_path, card_of())
+    with pytest.raises(ValueError, match=r"model.safetensors: is a file of the run in"):
+        export_model(model_of(), "timm", tmp_path / "model.safetensors", card_of())
+    export_model(model_of(), "hf", tmp_path / "export" / "hf", card_of())
+    assert (tmp_path / "model.safetensors").read_text() == "a run"
+
+
 def test_wrong_arguments(tmp_path):
     with pytest.raises(ValueError, match="to='tflite': must be one of onnx"):
         export_model(model_of(), "tflite", tmp_path / "x", card_of())
@@ -171,5 +205,5 @@ def test_wrong_arguments(tmp_path):
 
 def test_without_onnx(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
-    with pytest.raises(RunError, match=r"pip install 'gpu-logicmix\[export\]'"):
+    with pytest.raises(RunError, match=r"pip install onnx onnxruntime onnxscript"):
         export_model(model_of(), "onnx", tmp_path / "model.onnx", card_of())

@@ -16,6 +16,7 @@ from gpu_logicmix.study import on_ray
 from gpu_logicmix.study.on_ray import Store, read_files, run_on_ray
 from gpu_logicmix.study.plan import read_study, run_study
 from gpu_logicmix.study.results import collect
+from gpu_logicmix.train.config import Config
 
 
 def two_runs(folder, epochs):
@@ -55,6 +56,25 @@ def test_mistakes(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", no_ray)
     with pytest.raises(ValueError, match=r"cannot import Ray .*pip install 'gpu-logicmix\[ray\]'"):
         on_ray.ray_module()
+
+
+@pytest.mark.parametrize("error", [ValueError("the model has no layer x"), OSError("r: disk full")])
+def test_a_run_that_fails_says_why(monkeypatch, error):
+    """As a study that runs here does: not as a task that was lost on the cluster."""
+
+    class Ray:
+        get = staticmethod(lambda answer: answer)
+
+    class Fetch:
+        remote = staticmethod(lambda run: {})
+
+    def fails(config, folder, **options):
+        raise type(error)(f"{folder}/last.pt: {error}")
+
+    monkeypatch.setattr(on_ray, "ray_module", lambda: Ray)
+    monkeypatch.setattr(on_ray, "fit", fails)
+    store = type("Handle", (), {"fetch": Fetch})
+    assert on_ray.train_there(store, Config(data="shapes"), "r") == {"error": f"r/last.pt: {error}"}
 
 
 @pytest.fixture

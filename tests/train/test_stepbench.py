@@ -55,6 +55,14 @@ def test_each_variant_adds_what_its_name_says(monkeypatch):
     assert result["variants"]["bare step"]["times_bare"] == 1
 
 
+def test_speed_is_of_the_images_that_are_there():
+    """A batch cannot have more of them than the dataset."""
+    result = measure_step(tiny(batch_size=8, option=["count=6"]), rounds=1)
+    assert result["batch_size"] == 6
+    for row in result["variants"].values():
+        assert row["images_per_second"] == pytest.approx(6000 / row["ms"])
+
+
 def test_slower_augmentation_shows(monkeypatch):
     """On a clock of its own, which only augmentation moves: a busy machine does not disturb it."""
     now = [0.0]
