@@ -41,7 +41,7 @@ class Mix(nn.Module):
     ) -> None:
         super().__init__()
         unknown = unknown.item() if isinstance(unknown, np.generic) else unknown
-        if not isinstance(unknown, Real):
+        if not isinstance(unknown, (int, float)):
             raise TypeError(f"unknown={unknown!r}: must be a number, or NaN")
         if unknown in (0, 1):
             raise ValueError(f"unknown={unknown}: 0 and 1 mean absent and present; take another number, or NaN")
