@@ -6,7 +6,7 @@
     images, targets = mix(images, targets)
 
 Every name is imported when it is first used: `import gpu_logicmix` loads nothing, the library needs torch and numpy
-alone, and what needs more packages (`pip install "gpu-logicmix[train]"`) asks for them when it is used.
+alone, and what needs more packages (the extra `train`) asks for them when it is used.
 """
 
 from importlib import import_module

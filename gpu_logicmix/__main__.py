@@ -9,7 +9,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gpu_logicmix"):
             raise
-        sys.exit(f'{error}; the commands need: pip install "gpu-logicmix[train]"')
+        sys.exit(f'{error}; the commands need: pip install ".[train]" in a clone')
     command_line()
 
 

@@ -134,7 +134,7 @@ print(gpu_logicmix.__file__, *images.shape, *targets.shape)
     assert shapes == ["8", "3", "32", "32", "8", "5"]
     with pytest.raises(AssertionError) as refused:
         run(bin, "gpu-logicmix", "--help", cwd=tmp_path)
-    assert 'the commands need: pip install "gpu-logicmix[train]"' in str(refused.value)
+    assert 'the commands need: pip install ".[train]" in a clone' in str(refused.value)
     assert "Traceback" not in str(refused.value)
 
 

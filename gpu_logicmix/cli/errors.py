@@ -26,7 +26,7 @@ def explain(error: BaseException, parameters: Iterable[Any] = ()) -> tuple[str, 
         hint = "a smaller --size or --batch-size, or fewer images, need less"
         return f"out of memory ({_first_sentence(text) or type(error).__name__}); {hint}", MISTAKE
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("gpu_logicmix"):
-        return f'{text}; the commands need: pip install "gpu-logicmix[train]"', MISTAKE
+        return f'{text}; the commands need: pip install ".[train]" in a clone', MISTAKE
     if isinstance(error, OSError) and error.strerror:
         place = "" if error.filename is None else f"{printable(error.filename)}: "
         return f"{place}{error.strerror}", MISTAKE

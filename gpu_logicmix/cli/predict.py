@@ -55,11 +55,7 @@ def predict(
     from gpu_logicmix.decisions import OtherWeights
     from gpu_logicmix.train.predict import Predictions
 
-    if out is not None and out.suffix not in SUFFIXES:
-        raise ValueError(f"--out {out}: must end in {', '.join(SUFFIXES)}")
-    for name, path in (("--out", out), ("--sheet", sheet)):
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"{name} {path}: there is no folder {path.parent}; make it first")
+    _check_targets(out, sheet)
     with screen.warnings_as_lines(OtherWeights):
         found = Predictions(run, images, use, **given(device=device, threads=threads, batch_size=batch_size))
     table, count = Table(), 0
@@ -89,6 +85,15 @@ def predict(
     for path in (out, sheet):
         if path is not None:
             screen.say(f"wrote {printable(path)}: {count:,} images, {len(found.categories)} categories")
+
+
+def _check_targets(out: Path | None, sheet: Path | None) -> None:
+    """Before anything is loaded."""
+    if out is not None and out.suffix not in SUFFIXES:
+        raise ValueError(f"--out {out}: must end in {', '.join(SUFFIXES)}")
+    for name, path in (("--out", out), ("--sheet", sheet)):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{name} {path}: there is no folder {path.parent}; make it first")
 
 
 def _best(part: Any, i: int, top: int | None) -> list[int]:

@@ -31,7 +31,7 @@ def _system(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError:
-        raise DataError(f"{url}: fsspec is not installed: pip install 'gpu-logicmix[remote]'") from None
+        raise DataError(f"{url}: fsspec is not installed: pip install fsspec aiohttp") from None
     try:
         return fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:  # a protocol it does not know, or that needs one more package

@@ -40,7 +40,7 @@ def ray_module() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise RunError(f"--on ray: cannot import Ray ({error}); pip install 'gpu-logicmix[ray]'") from None
+        raise RunError(f"--on ray: cannot import Ray ({error}); pip install ray") from None
     return ray
 
 

@@ -147,7 +147,7 @@ def test_other_errors():
     )
     assert explain(OSError("odd")) == ("odd", MISTAKE)
     text, code = explain(ModuleNotFoundError("No module named 'timm'", name="timm"))
-    assert (code, 'pip install "gpu-logicmix[train]"' in text) == (MISTAKE, True)
+    assert (code, 'pip install ".[train]" in a clone' in text) == (MISTAKE, True)
     text, code = explain(MemoryError())
     assert (code, text.startswith("out of memory (MemoryError); a smaller --size")) == (MISTAKE, True)
     for error in (

@@ -80,7 +80,7 @@ def test_a_run_that_fails_says_why(monkeypatch, error):
 @pytest.fixture
 def cluster(monkeypatch):
     """Two nodes of one CPU each, the first with the driver on it."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'gpu-logicmix[ray]'")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the workers' package is this one

@@ -92,7 +92,7 @@ def test_on_cuda_no_pass_is_made_twice():
     run, _ = open_run(config(), World(0, 1, CPU))
     cuda = torch.device("cuda")
     augment = make_augment(run.config, run.model, CPU, one_pass=True)
-    augment.mix.finish.out_dtype = amp_dtype(run.config, cuda)
+    augment.mix.finish.out_dtype = torch.bfloat16
     with FakeTensorMode(allow_non_fake_inputs=True):
         images = torch.empty(16, 3, 32, 32, dtype=torch.uint8, device=cuda).to(memory_format=torch.channels_last)
         targets = torch.empty(16, 10, dtype=torch.int8, device=cuda)
