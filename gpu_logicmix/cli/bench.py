@@ -10,7 +10,7 @@ import typer
 
 from gpu_logicmix.cli import screen
 from gpu_logicmix.cli.options import MAX_SIZE, Device, Threads
-from gpu_logicmix.cli.runs import _check_out
+from gpu_logicmix.cli.runs import check_out
 from gpu_logicmix.errors import printable
 from gpu_logicmix.progress import progress_bar
 
@@ -35,7 +35,7 @@ def bench(
 
         gpu-logicmix bench --model resnet101 --size 448 --batch-size 32
     """
-    _check_out(out)
+    check_out(out)
     from gpu_logicmix.train.stepbench import VARIANTS, measure_step, step_config, step_table
 
     options = {"model": model, "weights": weights, "size": size, "batch_size": batch_size, "compile": compile}

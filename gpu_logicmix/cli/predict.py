@@ -17,7 +17,7 @@ from rich.table import Table
 
 from gpu_logicmix.cli import screen
 from gpu_logicmix.cli.options import Device, RunFolder, Threads, given
-from gpu_logicmix.cli.runs import BatchSize, Use
+from gpu_logicmix.cli.runs import BatchSize, Use, check_out
 from gpu_logicmix.errors import printable, shown
 from gpu_logicmix.files import written_whole
 from gpu_logicmix.progress import progress_bar
@@ -55,7 +55,10 @@ def predict(
     from gpu_logicmix.decisions import OtherWeights
     from gpu_logicmix.train.predict import Predictions
 
-    _check_targets(out, sheet)
+    check_out(out)
+    check_out(sheet, "--sheet")
+    if out is not None and out.suffix not in SUFFIXES:
+        raise ValueError(f"--out {out}: must end in {', '.join(SUFFIXES)}")
     with screen.warnings_as_lines(OtherWeights):
         found = Predictions(run, images, use, **given(device=device, threads=threads, batch_size=batch_size))
     table, count = Table(), 0
@@ -85,15 +88,6 @@ def predict(
     for path in (out, sheet):
         if path is not None:
             screen.say(f"wrote {printable(path)}: {count:,} images, {len(found.categories)} categories")
-
-
-def _check_targets(out: Path | None, sheet: Path | None) -> None:
-    """Before anything is loaded."""
-    if out is not None and out.suffix not in SUFFIXES:
-        raise ValueError(f"--out {out}: must end in {', '.join(SUFFIXES)}")
-    for name, path in (("--out", out), ("--sheet", sheet)):
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"{name} {path}: there is no folder {path.parent}; make it first")
 
 
 def _best(part: Any, i: int, top: int | None) -> list[int]:

@@ -56,7 +56,7 @@ def evaluate(
     from gpu_logicmix.train import predict as predictions
     from gpu_logicmix.train.runlog import no_nan
 
-    _check_out(out)
+    check_out(out)
     options = given(device=device, threads=threads, batch_size=batch_size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OtherWeights)  # said below, in a line
@@ -81,12 +81,12 @@ def evaluate(
         screen.say(f"wrote {printable(out)}")
 
 
-def _check_out(out: Path | None) -> None:
+def check_out(path: Path | None, option: str = "--out") -> None:
     """Before the work, not after it."""
-    if out is not None and out.is_dir():
-        raise ValueError(f"--out {out}: is a folder; name a file in it")
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"--out {out}: there is no folder {out.parent}; create it first")
+    if path is not None and path.is_dir():
+        raise ValueError(f"{option} {path}: is a folder; name a file in it")
+    if path is not None and not path.parent.is_dir():
+        raise ValueError(f"{option} {path}: there is no folder {path.parent}; create it first")
 
 
 def _say_outdated(run: Path, weights: str) -> None:
