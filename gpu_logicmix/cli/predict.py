@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from gpu_logicmix.cli import screen
 from gpu_logicmix.cli.options import Device, RunFolder, Threads, given
@@ -61,9 +61,8 @@ def predict(
         raise ValueError(f"--out {out}: must end in {', '.join(SUFFIXES)}")
     with screen.warnings_as_lines(OtherWeights):
         found = Predictions(run, images, use, **given(device=device, threads=threads, batch_size=batch_size))
-    table, count = Table(), 0
-    table.add_column("image", overflow="fold")  # names often differ at the end alone
-    table.add_column("most likely categories")
+    names = Column("image", overflow="fold")  # they often differ at the end alone
+    table, count = Table(names, "most likely categories"), 0
     with contextlib.ExitStack() as stack:
         writers: list[Write] = []
         if out is not None:
