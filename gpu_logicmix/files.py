@@ -64,6 +64,14 @@ def write_whole(path: Path, text: str) -> None:
         file.write(text)
 
 
+def check_out(path: Path | None, option: str = "--out") -> None:
+    """Whether a file can be written there: asked before the work, not after it."""
+    if path is not None and path.is_dir():
+        raise ValueError(f"{option} {path}: is a folder; name a file in it")
+    if path is not None and not path.parent.is_dir():
+        raise ValueError(f"{option} {path}: there is no folder {path.parent}; create it first")
+
+
 def sync_folder(folder: Path) -> None:
     """What was created, renamed or removed in a folder stays so, also after a power cut."""
     if os.name == "posix":

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from launch import SMALL
 from oracles import same
+from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -20,6 +21,14 @@ from gpu_logicmix.train.runlog import read_log
 
 TIMES = {"images_per_second", "waiting", "seconds", "waited", "elapsed", "memory", "config"}
 ALWAYS = ("--save-every", "1e-9")  # a checkpoint after each update
+# A run of a second, on drawn shapes.
+TINY = {"option": ["count=24"], "size": 32, "known": 0.5, "model": "test_resnet", "weights": "none", "head": "linear"}
+TINY |= {"batch_size": 8, "accumulate": 1, "epochs": 2, "workers": 0, "threads": 1, "cl": False, "cft": False}
+
+
+def train(folder: Path, resume: str = "never", **options) -> dict:
+    """A tiny run in this process. Returns the last line of its log."""
+    return loop.fit(make_config(TINY | options), folder, resume=resume, console=Console(quiet=True))
 
 
 def without_times(value):

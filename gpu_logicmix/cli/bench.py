@@ -10,8 +10,8 @@ import typer
 
 from gpu_logicmix.cli import screen
 from gpu_logicmix.cli.options import MAX_SIZE, Device, Threads
-from gpu_logicmix.cli.runs import check_out
 from gpu_logicmix.errors import printable
+from gpu_logicmix.files import check_out
 from gpu_logicmix.progress import progress_bar
 
 

@@ -17,9 +17,9 @@ from rich.table import Column, Table
 
 from gpu_logicmix.cli import screen
 from gpu_logicmix.cli.options import Device, RunFolder, Threads, given
-from gpu_logicmix.cli.runs import BatchSize, Use, check_out
+from gpu_logicmix.cli.runs import BatchSize, Use
 from gpu_logicmix.errors import printable, shown
-from gpu_logicmix.files import written_whole
+from gpu_logicmix.files import check_out, written_whole
 from gpu_logicmix.progress import progress_bar
 
 SUFFIXES = (".csv", ".jsonl", ".parquet", ".json")

@@ -14,6 +14,7 @@ from rich.table import Table
 from gpu_logicmix.cli import screen
 from gpu_logicmix.cli.options import Device, RunFolder, Split, Threads, ends, given
 from gpu_logicmix.errors import printable, shown
+from gpu_logicmix.files import check_out
 
 Use = Annotated[
     Literal["model", "cft"] | None,
@@ -79,14 +80,6 @@ def evaluate(
             values["at_thresholds"] = result.decided._asdict()
         out.write_text(json.dumps(no_nan(values), indent=1) + "\n", encoding="utf-8")
         screen.say(f"wrote {printable(out)}")
-
-
-def check_out(path: Path | None, option: str = "--out") -> None:
-    """Before the work, not after it."""
-    if path is not None and path.is_dir():
-        raise ValueError(f"{option} {path}: is a folder; name a file in it")
-    if path is not None and not path.parent.is_dir():
-        raise ValueError(f"{option} {path}: there is no folder {path.parent}; create it first")
 
 
 def _say_outdated(run: Path, weights: str) -> None:

@@ -22,7 +22,7 @@ THUMBNAIL = 192  # pixels
 class Figure(NamedTuple):
     """A picture and the lines under it: (class of the style sheet, text)."""
 
-    data: str  # JPEG in base64; "" where there is no image
+    data: str  # JPEG in base64; empty without an image
     alt: str
     lines: list[tuple[str, str]]
 

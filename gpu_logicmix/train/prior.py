@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import Tensor
 
 from gpu_logicmix.errors import RunError
-from gpu_logicmix.files import write_whole
+from gpu_logicmix.files import check_out, write_whole
 from gpu_logicmix.losses.csl import estimate_prior, prior_text
 from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train.distributed import joined_world
@@ -33,10 +33,7 @@ def prior_of_run(
     options: of `Config` that need not be those of the run (device, threads, batch_size, workers, cache).
     """
     out = Path(out)
-    if out.is_dir():
-        raise ValueError(f"--out {out}: is a folder; name a file in it")
-    if not out.parent.is_dir():
-        raise ValueError(f"--out {out}: there is no folder {out.parent}")
+    check_out(out)
     config, model, categories, file = load_run(folder, weights, **options)
     with joined_world(config.device, config.threads) as world:
         console = (console or Console()) if world.main else Console(quiet=True)

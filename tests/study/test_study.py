@@ -244,45 +244,37 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):
     assert {row.method for row in read_results(tmp_path / "out" / "results.csv")} == {"none", "Mixup"}
 
 
+def one_table(folder: Path, *methods: str) -> Path:
+    """A study of these methods, at 90 % known."""
+    base = TINY.split("[[table]]")[0]
+    return write(folder, "\n".join([base, "[[table]]", "known = 0.9", "[table.methods]", *methods]))
+
+
 def test_a_run_that_cannot_start_is_named_too(tmp_path):
-    text = (
-        TINY.split("[[table]]")[0]
-        + """
-[[table]]
-known = 0.9
-[table.methods]
-none = { mix = "none" }
-lost = { mix = "none", init = "/nowhere/run" }
-"""
-    )
-    failed = run_study(read_study(write(tmp_path, text)), tmp_path / "out")
+    file = one_table(tmp_path, 'none = { mix = "none" }', 'lost = { mix = "none", init = "/nowhere/run" }')
+    failed = run_study(read_study(file), tmp_path / "out")
     assert len(failed) == 1
     assert re.search(r"lost, known 0.9, seed 0: .*/nowhere/run", failed[0])
     assert {row.method for row in read_results(tmp_path / "out" / "results.csv")} == {"none"}
 
 
 def test_methods_that_differ_in_what_they_start_from_are_runs_of_their_own(tmp_path):
-    text = (
-        TINY.split("[[table]]")[0]
-        + """
-[[table]]
-known = 0.9
-[table.methods]
-scratch = { mix = "none" }
-pretrained = { mix = "none", weights = "hub" }
-init = { mix = "none", init = "runs/a" }
-other = { mix = "none", data = "csv:photos" }
-judged = { mix = "none", val = "csv:photos" }
-cft = { mix = "none", cft = true }
-long = { mix = "none", cft = true, cft_epochs = 9 }
-threads = { mix = "none", threads = 2 }
-"""
+    file = one_table(
+        tmp_path,
+        'scratch = { mix = "none" }',
+        'pretrained = { mix = "none", weights = "hub" }',
+        'init = { mix = "none", init = "runs/a" }',
+        'other = { mix = "none", data = "csv:photos" }',
+        'judged = { mix = "none", val = "csv:photos" }',
+        'cft = { mix = "none", cft = true }',
+        'long = { mix = "none", cft = true, cft_epochs = 9 }',
+        'threads = { mix = "none", threads = 2 }',
     )
-    planned = {plan.method: plan.folder for plan in read_study(write(tmp_path, text))}
+    planned = {plan.method: plan.folder for plan in read_study(file)}
     assert planned["scratch"] == planned["cft"] == planned["threads"]
     assert len(set(planned.values())) == 6
     # Wherever the data are on this machine.
-    moved = read_study(write(tmp_path, text), data="csv:elsewhere")
+    moved = read_study(file, data="csv:elsewhere")
     assert {plan.method: plan.folder for plan in moved} == planned
 
 

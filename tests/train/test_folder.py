@@ -7,24 +7,16 @@ from pathlib import Path
 import pytest
 from commands import run as command
 from PIL import Image
-from rich.console import Console
+from runs import train
 
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.train import loop
 from gpu_logicmix.train.checkpoint import read_checkpoint, read_config
-from gpu_logicmix.train.config import make_config
-from gpu_logicmix.train.loop import fit
 from gpu_logicmix.train.signals import Interrupted
 
-TINY = {"option": ["count=24"], "size": 32, "known": 0.5, "model": "test_resnet", "weights": "none", "head": "linear"}
-TINY |= {"batch_size": 8, "accumulate": 1, "epochs": 2, "workers": 0, "threads": 1, "cl": False, "cft": False}
 OPTIONS = (
     "--size 32 --model test_resnet --weights none --head linear --epochs 1 --workers 0 --threads 1 --no-cl --no-cft"
 )
-
-
-def train(folder: Path, resume: str = "never", **options) -> dict:
-    return fit(make_config(TINY | options), folder, resume=resume, console=Console(quiet=True))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from launch import SMALL, Command, good, run, until
 from PIL import Image
 from places import ROOT
 from rich.console import Console
+from runs import TINY, train
 from safetensors.torch import load_file, save_file
 
 from gpu_logicmix.errors import RunError
@@ -25,13 +26,6 @@ from gpu_logicmix.train.config import Config, make_config
 from gpu_logicmix.train.loop import fit
 from gpu_logicmix.train.predict import load_run
 from gpu_logicmix.train.runlog import read_log
-
-TINY = {"option": ["count=24"], "size": 32, "known": 0.5, "model": "test_resnet", "weights": "none", "head": "linear"}
-TINY |= {"batch_size": 8, "accumulate": 1, "epochs": 2, "workers": 0, "threads": 1, "cl": False, "cft": False}
-
-
-def train(folder: Path, resume: str = "never", **options) -> dict:
-    return fit(make_config(TINY | options), folder, resume=resume, console=Console(quiet=True))
 
 
 @pytest.fixture(scope="module")
