@@ -212,7 +212,8 @@ def _check_same_data(run: Any, state: dict[str, Any]) -> None:
     elif changed == ["file dates"]:
         raise RunError(
             f"{now}: image files were written to since {run.folder} was started (their dates changed); put the "
-            "earlier ones back, or choose another --out"
+            "earlier ones back, or choose another --out. If they are copies of the same images, give their folder "
+            "another name (a symbolic link will do), and resume with that"
         )
     elif changed:
         raise RunError(
