@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gpu_logicmix.augment.plan import drawn
+
 SIDES = (1.0, 7 / 8, 3 / 4, 5 / 8, 1 / 2)
 
 
@@ -42,7 +44,7 @@ class MultiScaleCrop(nn.Module):
     def plan(self, images: Tensor) -> CropPlan:
         """What to crop; draws from the device of the images. Must not make the host wait for the device."""
         samples, device = len(images), images.device
-        draw = torch.rand(3, samples, device=device, generator=self.generator)
+        draw = drawn(torch.rand, 3, samples, device=device, generator=self.generator)
         size = torch.stack([torch.full((), n, device=device) for n in images.shape[2:]])
         # A share for each sample without an index on the device: how many of the thresholds its draw has passed.
         share = torch.full((samples,), self.sides[0], device=device)

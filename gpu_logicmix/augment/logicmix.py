@@ -20,7 +20,7 @@ from torch import Tensor
 from gpu_logicmix.augment.apply import mix_images, or_targets
 from gpu_logicmix.augment.bank import Bank
 from gpu_logicmix.augment.base import Mix, check_share, check_whole
-from gpu_logicmix.augment.plan import MixPlan, draw_groups, draw_sizes, draw_with_replacement, filled, random_source
+from gpu_logicmix.augment.plan import MixPlan, draw_groups, draw_sizes, draw_with_replacement, drawn, filled
 
 PARTNERS = {"distinct": draw_groups, "with-replacement": draw_with_replacement}
 UNKNOWN_AS = ("unknown", "absent")
@@ -36,7 +36,7 @@ class GPULogicMix(Mix):
     p: share of samples that are mixed (the paper's s).
     k_min, k_max: how many samples make one, the sample itself among them. COCO and VG-200: 2 and 3; VOC 2007: 3 and 4.
     unknown: the value of an unknown label, which may be NaN.
-    generator: where the random numbers come from; torch's own generator of the device if None.
+    generator: where the random numbers come from, on any device; torch's own generator of the device if None.
     bank: also draw partners from the last `bank` samples of earlier batches, kept on the device as they came in. For
         batches too small to draw from. They take `bank` + B samples of memory. `mix.state_dict()` holds them; as a part
         of a larger module they are left out of its `state_dict`, which averages of weights go over.
@@ -101,7 +101,7 @@ class GPULogicMix(Mix):
         size = draw_sizes(batch_size, self.k_min, self.k_max, device, self.generator)
         if self.partners == "distinct":
             size = size.clamp(max=pool)
-        size = torch.where(torch.rand(batch_size, device=device, **random_source(self.generator)) < self.p, size, 1)
+        size = torch.where(drawn(torch.rand, batch_size, device=device, generator=self.generator) < self.p, size, 1)
         return filled(MixPlan(index, size, size > 1, seen=seen))
 
     def _mix(self, images: Tensor, targets: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
+
+from gpu_logicmix.machine import sent
 
 Device = torch.device | str | None
 
@@ -64,19 +67,26 @@ def draw_sizes(
     batch_size: int, k_min: int, k_max: int, device: Device = None, generator: torch.Generator | None = None
 ) -> Tensor:
     """[B] int64: from k_min to k_max, equally likely."""
-    source = random_source(generator)
     if not torch.compiler.is_compiling():
-        return torch.randint(k_min, k_max + 1, (batch_size,), device=device, **source)
+        return drawn(torch.randint, k_min, k_max + 1, (batch_size,), device=device, generator=generator)
     # The compiler keeps what `rand` draws, but draws `randint` anew wherever it is used: for every 16 pixels on a CPU,
     # which takes as long as mixing them. A product of 24 random bits and a whole number never rounds up to that number.
-    return k_min + (torch.rand(batch_size, device=device, **source) * (k_max - k_min + 1)).long()
+    return k_min + (drawn(torch.rand, batch_size, device=device, generator=generator) * (k_max - k_min + 1)).long()
 
 
-def _random_bits(
-    rows: int, columns: int, device: torch.device | str | None, generator: torch.Generator | None
-) -> Tensor:
+def _random_bits(rows: int, columns: int, device: Device, generator: torch.Generator | None) -> Tensor:
     """63 random bits each, so that the remainder is uniform for every pool that fits into memory."""
-    return torch.randint(2**63 - 1, (rows, columns), device=device, **random_source(generator))
+    return drawn(torch.randint, 2**63 - 1, (rows, columns), device=device, generator=generator)
+
+
+def drawn(function: Callable[..., Tensor], *args: Any, device: Device, generator: torch.Generator | None) -> Tensor:
+    """What a random function of torch gives, on `device`. A generator draws where it is itself, for it can draw nowhere
+    else; the numbers are sent to `device`."""
+    source = random_source(generator)
+    if generator is None:
+        return function(*args, device=device)
+    found = function(*args, device=generator.device, **source)
+    return found if device is None else sent(found, device)
 
 
 def inside(plan: MixPlan) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gpu_logicmix.augment.base import Mix, check_share
-from gpu_logicmix.augment.plan import MixPlan, filled, random_source, shares
+from gpu_logicmix.augment.plan import MixPlan, drawn, filled, shares
 from gpu_logicmix.labels import is_unknown
 
 
@@ -37,9 +37,9 @@ class Mixup(Mix):
     def _share(self, batch_size: int, device: torch.device | str | None) -> Tensor:
         # Beta as a ratio of Gammas. Gamma(alpha) = Gamma(alpha + 1) * U^(1 / alpha) in logarithms, because for small
         # alpha both would underflow to 0.
-        source = random_source(self.generator)
-        gamma = torch._standard_gamma(torch.full((2, batch_size), self.alpha + 1.0, device=device), **source)
-        uniform = 1 - torch.rand(2, batch_size, device=device, **source)
+        source = {"device": device, "generator": self.generator}
+        gamma = drawn(_gammas, self.alpha + 1.0, 2, batch_size, **source)
+        uniform = 1 - drawn(torch.rand, 2, batch_size, **source)
         log = gamma.log() + uniform.log() / self.alpha
         return torch.sigmoid(log[0] - log[1])
 
@@ -72,7 +72,7 @@ class MultiLabelMixup(Mix):
     """Gao et al.: each sample with another one, share uniform from 0 to 1, labels by OR with unknown as absent."""
 
     def _share(self, batch_size: int, device: torch.device | str | None) -> Tensor:
-        return torch.rand(batch_size, device=device, **random_source(self.generator))
+        return drawn(torch.rand, batch_size, device=device, generator=self.generator)
 
 
 class MixupPME(Mix):
@@ -84,7 +84,7 @@ class MixupPME(Mix):
         self.alpha = check_share("alpha", alpha)
 
     def _share(self, batch_size: int, device: torch.device | str | None) -> Tensor:
-        return self.alpha + (1 - self.alpha) * torch.rand(batch_size, device=device, **random_source(self.generator))
+        return self.alpha + (1 - self.alpha) * drawn(torch.rand, batch_size, device=device, generator=self.generator)
 
     def _mix_targets(self, targets: Tensor, plan: MixPlan) -> Tensor:
         plan = filled(plan)
@@ -92,6 +92,10 @@ class MixupPME(Mix):
         hidden = ~(present | (targets == 0))
         mixed = _soft(_floating(targets, present).masked_fill_(hidden, 0.5), plan)
         return mixed.masked_fill_(hidden, self.unknown)
+
+
+def _gammas(shape: float, *size: int, device: torch.device | str | None, **source: Any) -> Tensor:
+    return torch._standard_gamma(torch.full(size, shape, device=device), **source)
 
 
 def _soft(targets: Tensor, plan: MixPlan) -> Tensor:

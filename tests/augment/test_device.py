@@ -8,7 +8,8 @@ from mixing import ALL, NAMES, some_batch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_logicmix import GPULogicMix
+from gpu_logicmix import GPULogicMix, RandAugment, RandomHorizontalFlip
+from gpu_logicmix.augment.crop import MultiScaleCrop
 
 every_mix = pytest.mark.parametrize("make", ALL, ids=NAMES)
 
@@ -37,6 +38,34 @@ def test_fake_cuda_would_notice_a_sync():
         images, targets = torch.empty(8, 3, 8, 8, device="cuda"), torch.empty(8, 80, device="cuda")
         with pytest.raises(DataDependentOutputException):
             GPULogicMix(validate=True)(images, targets)
+
+
+class Generators(TorchDispatchMode):
+    """What a GPU refuses and fake tensors let pass: a draw on another device than that of its generator."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for generator in (x for x in (*args, *(kwargs or {}).values()) if isinstance(x, torch.Generator)):
+            assert result.device.type == generator.device.type, function
+        return result
+
+
+@pytest.mark.parametrize(
+    "make", [*ALL[:-1], lambda **own: GPULogicMix(bank=16, **own), MultiScaleCrop, RandAugment, RandomHorizontalFlip]
+)
+def test_a_generator_on_another_device_than_the_images(make):
+    images, targets = some_batch(dtype=torch.uint8)
+
+    def draw(device):
+        part = make(generator=torch.Generator().manual_seed(3))
+        return part.plan(images.to(device)) if make is MultiScaleCrop else part.plan(8, device)
+
+    with Generators():
+        there = draw("meta")
+        parts = [there] if isinstance(there, torch.Tensor) else [part for part in there if part is not None]
+        assert {part.device.type for part in parts} == {"meta"}
+        if make in ALL[:-1]:
+            assert make(generator=torch.Generator())(images.to("meta"), targets.to("meta"))[0].is_meta
 
 
 @every_mix
