@@ -85,15 +85,17 @@ def check_unknown(targets: Labels, unknown: float) -> None:
     if isinstance(targets, Tensor):
         if dtype in NO_ARITHMETIC:
             raise TypeError(f"targets.dtype={dtype}: torch cannot compute with it; use int8, uint8 or a floating type")
-        whole, limits = not dtype.is_floating_point, torch.iinfo
+        whole, limits = not dtype.is_floating_point, torch.finfo if dtype.is_floating_point else torch.iinfo
     else:
         whole, limits = dtype.kind in "iub", np.iinfo
-    if not whole or unknown == -1:
+    finite = unknown - unknown == 0  # in words that torch.compile knows
+    if unknown == -1 or not (whole or (finite and isinstance(targets, Tensor))):
         return
     low, high = (0, 1) if dtype in (torch.bool, bool) else (limits(dtype).min, limits(dtype).max)
-    if not (unknown % 1 == 0 and low <= unknown <= high):
+    if not (low <= unknown <= high and (unknown % 1 == 0 or not whole)):
         value = "NaN" if unknown != unknown else unknown
-        raise TypeError(f"targets.dtype={dtype} cannot hold unknown={value}: use a floating type or unknown=-1")
+        other = "floating" if whole else "wider"
+        raise TypeError(f"targets.dtype={dtype} cannot hold unknown={value}: use a {other} type or unknown=-1")
 
 
 def is_unknown(targets: Labels, unknown: float = -1) -> Labels:

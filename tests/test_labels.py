@@ -309,6 +309,14 @@ def test_logic_or_refuses_an_unknown_that_the_type_cannot_hold(array, unknown):
         logic_or(array, unknown=unknown)
 
 
+def test_an_unknown_beyond_a_floating_type_is_refused():
+    """On a CPU torch would say so in words of its own, a kernel would make it infinite."""
+    labels = torch.zeros(2, 2, dtype=torch.float16)
+    with pytest.raises(TypeError, match=r"cannot hold unknown=-1000000000.0: use a wider type"):
+        logic_or(labels, unknown=-1e9)
+    assert not logic_or(labels, unknown=-math.inf).any()
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "float32", "uint16"])
 def test_logic_or_with_an_unknown_of_the_type(dtype):
     labels = np.array([[1, 0, 100, 0], [100, 0, 0, 0]], dtype=dtype)

@@ -213,7 +213,7 @@ def or_targets(targets: Tensor, plan: MixPlan, unknown: float = -1, assume: str 
     categories = targets.shape[1]
     if categories == 0:
         return targets.new_empty(plan.index.shape[0], 0)
-    if targets.is_cuda and not torch.compiler.is_compiling() and _triton() is not None:
+    if targets.is_cuda and not torch.compiler.is_compiling() and _exact(unknown) and _triton() is not None:
         mode = ("unknown", "absent-if-mixed", "absent").index(assume)
         return _triton().or_rows(targets, plan.index, plan.size, float(unknown), mode)
     plan = filled(plan)
@@ -224,6 +224,11 @@ def or_targets(targets: Tensor, plan: MixPlan, unknown: float = -1, assume: str 
         return labels
     assumed = _or_groups(targets.masked_fill(is_unknown(targets, unknown), 0), plan.index, unknown)
     return torch.where(plan.mixed[:, None], assumed, labels)
+
+
+def _exact(unknown: float) -> bool:
+    """Whether float32, in which the kernel is told it, holds it: all whole numbers up to 2^24, and NaN."""
+    return unknown != unknown or (unknown % 1 == 0 and abs(unknown) <= 2**24)
 
 
 def _or_groups(targets: Tensor, index: Tensor, unknown: float) -> Tensor:

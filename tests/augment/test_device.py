@@ -4,12 +4,14 @@ import copy
 
 import pytest
 import torch
-from mixing import ALL, NAMES, some_batch
+from mixing import ALL, NAMES, NAN, some_batch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_logicmix import GPULogicMix, RandAugment, RandomHorizontalFlip
+from gpu_logicmix.augment import apply
 from gpu_logicmix.augment.crop import MultiScaleCrop
+from gpu_logicmix.augment.plan import MixPlan
 
 every_mix = pytest.mark.parametrize("make", ALL, ids=NAMES)
 
@@ -66,6 +68,27 @@ def test_a_generator_on_another_device_than_the_images(make):
         assert {part.device.type for part in parts} == {"meta"}
         if make in ALL[:-1]:
             assert make(generator=torch.Generator())(images.to("meta"), targets.to("meta"))[0].is_meta
+
+
+@pytest.mark.parametrize(
+    ("unknown", "takes"), [(-1, 1), (NAN, 1), (2**24, 1), (2**63 - 1, 0), (2**53 + 1, 0), (0.3, 0)]
+)
+def test_the_kernel_is_not_told_an_unknown_that_float32_would_round(monkeypatch, unknown, takes):
+    calls = []
+
+    class Kernels:
+        def or_rows(labels, index, *_):
+            calls.append(labels)
+            return labels[index[:, 0]]
+
+    monkeypatch.setattr(apply, "_triton", lambda: Kernels)
+    with FakeTensorMode():
+        whole = isinstance(unknown, int) and unknown != -1
+        targets = torch.zeros(4, 5, device="cuda", dtype=torch.int64 if whole else torch.float64)
+        index = torch.zeros(4, 2, device="cuda", dtype=torch.int64)
+        labels = apply.or_targets(targets, MixPlan(index, index[:, 0] + 1, index[:, 0] > 0), unknown)
+        assert (labels.device.type, labels.dtype) == ("cuda", targets.dtype)
+    assert len(calls) == takes
 
 
 @every_mix
