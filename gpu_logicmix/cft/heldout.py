@@ -111,8 +111,10 @@ def _halves(labels: Tensor) -> list[Tensor]:
 
 def _draws(rows: int, resamples: int, generator: torch.Generator) -> Tensor:
     """[1 + resamples, rows]: how often each row is drawn; in the first of them, once."""
-    drawn = [torch.randint(rows, (rows,), generator=generator).bincount(minlength=rows) for _ in range(resamples)]
-    return torch.stack([torch.ones(rows, dtype=torch.int64), *drawn]).to(torch.uint8)
+    draws = torch.ones(1 + resamples, rows, dtype=torch.uint8)
+    for draw in draws[1:]:
+        draw.copy_(torch.randint(rows, (rows,), generator=generator).bincount(minlength=rows))
+    return draws
 
 
 def resampled_ap(logits: Tensor, labels: Tensor, place: Tensor, draws: Tensor) -> Tensor:

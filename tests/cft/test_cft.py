@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_logicmix import CFTRecord, PartialAsymmetricLoss, category_wise_fine_tune, hide_labels
 from gpu_logicmix.cft import CFTOptions
-from gpu_logicmix.cft.heldout import Judge, resampled_ap, split_known
+from gpu_logicmix.cft.heldout import Judge, _draws, resampled_ap, split_known
 from gpu_logicmix.cft.solver import (
     Adam,
     Batch,
@@ -528,6 +529,24 @@ def test_bootstrap_is_ap_on_the_drawn_samples(data):
     )
     wanted = [[drawn_ap(logits, labels, each)] for each in draws]
     np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6, equal_nan=True)
+
+
+def test_draws_of_the_bootstrap_take_a_byte_each():
+    class Largest(TorchDispatchMode):
+        bytes = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                self.bytes = max(self.bytes, result.untyped_storage().nbytes())
+            return result
+
+    with Largest() as largest:
+        draws = _draws(1000, 200, torch.Generator().manual_seed(0))
+    assert (draws.sum(1) == 1000).all()
+    assert (draws[0] == 1).all()
+    assert not torch.equal(draws[1], draws[2])
+    assert largest.bytes == draws.nbytes == 201 * 1000
 
 
 def test_gain_is_that_on_labels_that_did_not_choose():
