@@ -84,6 +84,11 @@ def study(
 
     planned = studies.read_study(file, **given(data=data, weights=weights, cache=cache, device=device, threads=threads))
     out = out or Path("studies") / "results" / file.stem
+    # To list or to report what is there, the data need not be here.
+    train = not (show_plan or only_report)
+    studies.check_same_start(
+        planned, out, lambda text: screen.say(printable(text), "yellow"), data=train or data is not None
+    )
     if show_plan:
         studies.print_plan(planned, out, screen.console, images_per_second)
         return

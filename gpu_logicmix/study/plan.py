@@ -28,6 +28,9 @@ at any time, split over machines (`--shard 0/2` on one, `--shard 1/2` on the oth
 folders. With `uses = ["coco-64"]` at the top of a file, runs that the study coco-64 has finished count here too: its
 results.csv is looked for in the folder beside OUT.
 
+Finished runs count wherever the data lies now: what lies there is compared with what they had. Other data, or options
+of a method that have changed, need another OUT.
+
 What counts for a run is its mAP on the validation set after its last epoch (after fine-tuning, where that is on): with
 `keep = "last"`, which is a study's default, nothing is chosen on the images it is judged by.
 """
@@ -36,20 +39,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from gpu_logicmix.errors import RunError, shown
+from gpu_logicmix.errors import DataError, RunError, shown
 from gpu_logicmix.files import at_home
 from gpu_logicmix.progress import Bar, progress_bar
 from gpu_logicmix.report.words import percent
-from gpu_logicmix.study.results import collect, result, row_for, usable_rows
+from gpu_logicmix.study.results import collect, median, result, row_for, start_words, usable_rows
 from gpu_logicmix.train.config import FREE, OPTION_TYPES, Config, changed, read_toml
-from gpu_logicmix.train.inputs import images_to_do, open_train, open_val
+from gpu_logicmix.train.inputs import images_to_do, label_counts_of, open_train, open_val
 from gpu_logicmix.train.loop import fit
 
 # What `fit` may resume with another value of, and what still tells two methods apart.
@@ -98,6 +103,12 @@ def read_study(file: str | Path, **overrides: Any) -> list[Planned]:
     planned: list[Planned] = []
     for number, table in enumerate(tables, 1):
         planned += _read_table(file, title, base, number, _section(table, f"{file}: table {number}"))
+    cells = Counter((plan.table, plan.method, plan.known, plan.seed) for plan in planned)
+    for (title, method, known, seed), count in cells.items():
+        if count > 1:  # would count as several runs
+            raise ValueError(
+                f"{file}, table {title!r}, {method!r}: known {known:g}, seed {seed} is there {count} times"
+            )
     return [plan._replace(uses=uses) for plan in planned]
 
 
@@ -202,6 +213,37 @@ def left_to_do(planned: Sequence[Planned], out: Path, shard: tuple[int, int] = (
     return [plan for plan in distinct(planned)[shard[0] :: shard[1]] if row_for(plan, out, rows) is None]
 
 
+def check_same_start(planned: Sequence[Planned], out: Path, say: Callable[[str], None], *, data: bool) -> None:
+    """Finished runs count wherever the data and the weights lie now. So what lies there must be what they had, as far
+    as a line of results.csv tells: started from scratch or not; with `data`, which opens each dataset once, as many
+    images and known positives."""
+    rows, opened = usable_rows(planned, out), set()
+    for plan in distinct(planned):
+        config, row = plan.config, row_for(plan, out, rows)
+        if row is None:
+            continue
+        now = start_words(asdict(config))
+        if row.weights is not None and (row.weights == "none") != (now == "none"):
+            raise RunError(
+                f"{row.run}: is finished, and began with weights={row.weights}, not weights={now}; choose another --out"
+            )
+        if not data or row.images is None or (key := (config.data, *(config.option or []))) in opened:
+            continue
+        opened.add(key)
+        try:
+            train, _ = open_train(replace(config, cache=None))
+        except (DataError, OSError) as error:
+            say(f"finished runs count, not compared with the data: {error}")
+            continue
+        positives = median(label_counts_of(train, 0).positive.tolist())
+        if (len(train), positives) != (row.images, positives if row.positives is None else row.positives):
+            raise RunError(
+                f"{row.run}: is finished, with {row.images:,} images and {row.positives or 0:g} known positives per "
+                f"category (median); {config.data} has {len(train):,} and {positives:g}: other data; choose another "
+                "--out"
+            )
+
+
 # Images to train and to validate on of the paper's datasets, to plan with where they are not at hand.
 PUBLISHED = {"coco": (82_783, 40_504), "vg200": (82_904, 10_000), "voc2007": (5_011, 4_952)}
 
@@ -264,5 +306,6 @@ def print_plan(
 
 
 __all__ = [
-    "Planned", "collect", "distinct", "left_to_do", "print_plan", "read_study", "result", "run_study", "study_hours",
+    "Planned", "check_same_start", "collect", "distinct", "left_to_do", "print_plan", "read_study", "result",
+    "run_study", "study_hours",
 ]  # fmt: skip

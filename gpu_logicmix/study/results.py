@@ -5,15 +5,18 @@ Folders of runs are large and are not kept for ever; results.csv is. So a line s
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpu_logicmix.errors import RunError
 from gpu_logicmix.files import csv_rows, read_text, waited_lock, write_whole
 from gpu_logicmix.report.words import finite
+from gpu_logicmix.train.config import read_toml
 from gpu_logicmix.train.runlog import read_log
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ class Row(NamedTuple):
     known: float  # as the study's file has it
     seed: int
     mAP: float | None  # what counts
-    mAP_before_cft: float | None
+    mAP_before_cft: float | None  # None where it was not fine-tuned; in older lines the same as `mAP`
     mAP_best: float | None  # of the best epoch, chosen on the validation set: for information
     CF1: float | None
     OF1: float | None
@@ -39,13 +42,18 @@ class Row(NamedTuple):
     known_measured: float | None = None  # the share of labels that were known
     images: int | None = None  # trained on
     positives: float | None = None  # known ones per category: the median
+    weights: str | None = None  # what it started from: none, hub, or the name of a file or a run
 
 
 def result(folder: Path, fine_tuned: bool = False) -> dict[str, Any] | None:
     """The last line of a finished run's log, and of its last epoch. None if it has not ended, or lacks fine-tuning."""
     lines = [line for line in read_log(folder) if isinstance(line, dict)]
-    if not lines or lines[-1].get("kind") != "end" or (fine_tuned and "mAP_cft" not in lines[-1]):
+    if not lines or lines[-1].get("kind") != "end":
         return None
+    if fine_tuned and "mAP_cft" not in lines[-1]:
+        if not (lines[-1].get("options") or {}).get("cft"):
+            return None
+        lines[-1]["mAP_cft"] = lines[-1].get("mAP")  # it was asked for, and the head has nothing to tune
     epochs = [line for line in lines if line.get("kind") == "epoch"]
     starts = [line for line in lines if line.get("kind") == "start"]
     tuned = [e for e in epochs if finite(e.get("tune_mAP")) is not None and finite(e.get("mAP")) is not None]
@@ -57,11 +65,23 @@ def result(folder: Path, fine_tuned: bool = False) -> dict[str, Any] | None:
         "mAP_tuned": max(tuned, key=lambda e: e["tune_mAP"])["mAP"] if tuned else None,
         "known_measured": starts[-1].get("known") if starts else None,
         "images": starts[-1].get("images") if starts else None,
-        "positives": _median(starts[-1].get("category_positives")) if starts else None,
+        "positives": median(starts[-1].get("category_positives")) if starts else None,
+        "weights": _start_of(folder),
     }
 
 
-def _median(counts: Any) -> float | None:
+def _start_of(folder: Path) -> str | None:
+    with contextlib.suppress(ValueError, OSError):
+        return start_words(read_toml(folder / "config.toml"))
+    return None
+
+
+def start_words(options: Mapping[str, Any]) -> str:
+    """What a run starts from, wherever that lies."""
+    return Path(str(options.get("init") or options.get("weights", "hub"))).name
+
+
+def median(counts: Any) -> float | None:
     """Half of the categories have fewer known positives. mAP counts each category once, so a mean, which a few frequent
     ones make large, would say too much."""
     return float(statistics.median(counts)) if isinstance(counts, list) and counts else None
@@ -72,15 +92,14 @@ def row_for(plan: Planned, out: Path, rows: Sequence[Row] = ()) -> Row | None:
     found = result(out / "runs" / plan.folder, plan.config.cft)
     if found is not None:
         return _row(plan, found)
-    same = [row for row in rows if row.run == plan.folder]
-    for row in same:
-        if (row.table, row.method, row.known, row.seed) == (plan.table, plan.method, plan.known, plan.seed):
-            return row
-    # The same run in another table, or under another name: it tells both values if it was fine-tuned.
-    for row in same:
-        if not plan.config.cft or row.mAP != row.mAP_before_cft:
-            mAP = row.mAP if plan.config.cft else row.mAP_before_cft
-            return row._replace(table=plan.table, method=plan.method, known=plan.known, seed=plan.seed, mAP=mAP)
+    cell = (plan.table, plan.method, plan.known, plan.seed)
+    for row in sorted((row for row in rows if row.run == plan.folder), key=lambda row: row[:4] != cell):
+        if not plan.config.cft:
+            return Row(*cell, row.mAP if row.mAP_before_cft is None else row.mAP_before_cft, None, *row[6:])
+        untuned = row.mAP_before_cft is None and row.mAP is not None
+        # In an older line equal values say so; but one of this very method is taken at its word.
+        if not untuned and (row[:4] == cell or row.mAP != row.mAP_before_cft):
+            return Row(*cell, *row[4:])
     return None
 
 
@@ -96,7 +115,8 @@ def _row(plan: Planned, found: dict[str, Any]) -> Row:
         plan.known,
         plan.seed,
         percent("mAP_cft" if plan.config.cft else "mAP"),
-        *(percent(name) for name in ("mAP", "mAP_best", "CF1", "OF1")),
+        percent("mAP") if plan.config.cft else None,
+        *(percent(name) for name in ("mAP_best", "CF1", "OF1")),
         plan.config.epochs,
         round(found["elapsed"] / 60, 2),
         plan.folder,
@@ -104,6 +124,7 @@ def _row(plan: Planned, found: dict[str, Any]) -> Row:
         None if share is None else round(share, 5),
         found["images"],
         found["positives"],
+        found["weights"],
     )
 
 
@@ -115,12 +136,34 @@ def known_rows(out: Path) -> list[Row]:
 def usable_rows(planned: Sequence[Planned], out: Path) -> list[Row]:
     """Those, and the lines of the studies beside OUT whose runs this one may use."""
     names = dict.fromkeys(name for plan in planned for name in plan.uses)
-    return known_rows(out) + [row for name in names for row in known_rows(out.parent / name)]
+    rows = known_rows(out)
+    _check_same_options(planned, out, rows)
+    return rows + [row for name in names for row in known_rows(out.parent / name)]
+
+
+def _check_same_options(planned: Sequence[Planned], out: Path, rows: Sequence[Row]) -> None:
+    """Lines of other runs stay. But a table must not mix runs of a method from before its options were changed with
+    those from after it."""
+    cells = {(p.table, p.method, p.known, p.seed): p for p in planned}
+    others = [row for row in rows if (plan := cells.get(row[:4])) and not _is_of(row, plan, out)]
+    if others:
+        row = others[0]
+        raise RunError(
+            f"{out / 'results.csv'}: {len(others)} lines are of runs with other options than the study has now, such "
+            f"as {row.method!r}, known {row.known:g}, seed {row.seed} ({row.run}); choose another --out, or remove "
+            "these lines to do their runs again"
+        )
+
+
+def _is_of(row: Row, plan: Planned, out: Path) -> bool:
+    """A run that is still to be fine-tuned is, where its folder is there to resume."""
+    return row.run == plan.folder and (row_for(plan, out, [row]) is not None or (out / "runs" / row.run).exists())
 
 
 def read_results(file: str | Path) -> list[Row]:
     """results.csv again; also one from before a column was added."""
-    kinds = {"known": float, "seed": int, "epochs": int, "images": int, "table": str, "method": str, "run": str}
+    kinds = {"known": float, "seed": int, "epochs": int, "images": int}
+    kinds |= dict.fromkeys(("table", "method", "run", "weights"), str)
     rows = []
     lines = csv_rows(file, io.StringIO(read_text(Path(file)), newline=""))
     _, header = next(lines, (1, []))
@@ -147,8 +190,9 @@ def collect(planned: Sequence[Planned], out: str | Path, *, pictures: bool = Tru
         before = known_rows(out)
         usable = usable_rows(planned, out)
         found = [row_for(plan, out, usable) for plan in planned]
-        folders = {plan.folder for plan in planned}
-        rows = [row for row in found if row is not None] + [row for row in before if row.run not in folders]
+        rows = [row for row in found if row is not None]
+        runs, cells = {row.run for row in rows}, {(p.table, p.method, p.known, p.seed) for p in planned}
+        rows += [row for row in before if row.run not in runs and row[:4] not in cells]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(Row._fields)

@@ -9,6 +9,7 @@ import statistics
 from pathlib import Path
 from xml.etree import ElementTree
 
+import commands
 import numpy as np
 import PIL.Image
 import pytest
@@ -278,6 +279,112 @@ def test_methods_that_differ_in_what_they_start_from_are_runs_of_their_own(tmp_p
     assert {plan.method: plan.folder for plan in moved} == planned
 
 
+def plain_table(*lines: str, base: str = "") -> str:
+    """A study of one table with two methods, known 0.9."""
+    options = TINY.split("[[table]]")[0].replace("cft = false\n", "") + base
+    return "\n".join(
+        [options, "[[table]]", "known = 0.9", *lines, "[table.methods]", 'none = { mix = "none" }', "mixed = {}"]
+    )
+
+
+def photos(folder: Path, names: str = "abcd", sort: str = "png") -> Path:
+    """A CSV of black images, of which the second half is to validate on."""
+    folder.mkdir()
+    for name in names:
+        PIL.Image.new("RGB", (32, 32)).save(folder / f"{name}.{sort}")
+    lines = [f"{n}.{sort},{'val' if i >= len(names) // 2 else 'train'},1,0" for i, n in enumerate(names)]
+    (folder / "t.csv").write_text("\n".join(["image,split,x,y", *lines, ""]))
+    return folder / "t.csv"
+
+
+def test_results_count_where_the_data_was_moved_to_and_not_for_other_data(tmp_path):
+    one, other = photos(tmp_path / "one"), photos(tmp_path / "other", "abcdefgh")
+    text = plain_table(base="cft = false\n").replace('data = "shapes"\noption = ["count=16"]', f'data = "csv:{one}"')
+    file, out = write(tmp_path, text.replace("batch_size = 8", "batch_size = 2")), tmp_path / "out"
+    assert commands.run("study", file, "--out", out)[0] == 0
+    before = (out / "results.csv").read_text()
+    (tmp_path / "one").rename(tmp_path / "moved")
+    moved = f"csv:{tmp_path}/moved/t.csv"
+    assert "2 of 2 runs are finished" in commands.run("study", file, "--out", out, "--data", moved)[1]
+    for rest in ((), ("--plan",), ("--only-report",)):
+        code, text = commands.run("study", file, "--out", out, "--data", f"csv:{other}", *rest)
+        assert code == 1
+        assert "is finished, with 2 images and 1 known positives" in text
+        assert "has 4 and 2: other data; choose another --out" in text
+    # Where it is not at all, the results are still there; and that nothing was compared is said.
+    code, text = commands.run("study", file, "--out", out)
+    assert code == 0
+    assert "not compared with the data" in text
+    assert "2 of 2 runs are finished" in text
+    # From scratch or not, also when the folders are gone.
+    shutil.rmtree(out / "runs")
+    code, text = commands.run("study", file, "--out", out, "--data", moved, "--weights", "hub")
+    assert code == 1
+    assert "began with --weights none, not --weights hub; choose another --out" in text
+    assert (out / "results.csv").read_text() == before
+
+
+def test_other_options_need_another_folder(tmp_path):
+    """A cell with runs from before and after a change would look like a method with more seeds."""
+    planned = read_study(write(tmp_path, plain_table("seed = [0, 1]", base="cft = false\n")))
+    for plan in distinct(planned):
+        fake_run(tmp_path, plan)
+    collect(planned, tmp_path)
+    before = (tmp_path / "results.csv").read_text()
+    later = read_study(write(tmp_path, plain_table("seed = [0, 1]", "epochs = 3", base="cft = false\n")))
+    for call in (left_to_do, collect):
+        with pytest.raises(ValueError, match=r"4 lines are of runs with other options .* 'none', known 0.9, seed 0"):
+            call(later, tmp_path)
+    assert (tmp_path / "results.csv").read_text() == before
+    (tmp_path / "results.csv").unlink()
+    assert len(left_to_do(later, tmp_path)) == 4
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("known = 0.9", "known = 0.9\nseed = [0, 0]"),
+        ("known = 0.9", "known = [0.9, 0.9]"),
+        ("[[table]]", "[[table]]\ntitle = 'Table 2'\n[table.methods]\nnone = { known = 0.9 }\n[[table]]"),
+    ],
+)
+def test_a_run_that_is_there_twice(tmp_path, before, after):
+    with pytest.raises(ValueError, match=r"'none': known 0.9, seed 0 is there 2 times"):
+        read_study(write(tmp_path, plain_table().replace(before, after)))
+
+
+def test_fine_tuning_switched_on_or_off_later(tmp_path):
+    without = read_study(write(tmp_path, plain_table(base="cft = false\n")))
+    tuned = read_study(write(tmp_path, plain_table(base="cft = true\n")))
+    for plan in without:
+        fake_run(tmp_path, plan)
+    collect(without, tmp_path)
+    assert len(left_to_do(tuned, tmp_path)) == 2  # their folders can be resumed
+    assert collect(tuned, tmp_path) == []
+    for plan in without:
+        shutil.rmtree(tmp_path / "runs" / plan.folder)
+        fake_run(tmp_path, plan, mAP_cft=0.6)
+    assert {row.mAP for row in collect(tuned, tmp_path)} == {60.0}
+    shutil.rmtree(tmp_path / "runs")
+    assert left_to_do(tuned, tmp_path) == []
+    assert {row.mAP for row in collect(tuned, tmp_path)} == {60.0}
+    assert {row.mAP for row in collect(without, tmp_path)} == {50.0}
+    # Without a folder, what was not fine-tuned cannot be.
+    with pytest.raises(ValueError, match="2 lines are of runs with other options"):
+        left_to_do(tuned, tmp_path)
+
+
+def test_a_head_that_cannot_be_fine_tuned_counts_as_it_is(tmp_path):
+    """cft is on unless a study says otherwise."""
+    planned = read_study(write(tmp_path, plain_table(base="cft = true\n")))
+    for plan in planned:
+        fake_run(tmp_path, plan, options={"cft": True})
+    assert {row.mAP for row in collect(planned, tmp_path)} == {50.0}
+    shutil.rmtree(tmp_path / "runs")
+    assert left_to_do(planned, tmp_path) == []
+    assert len(collect(planned, tmp_path)) == 2
+
+
 def test_results_that_are_no_text_are_named(tmp_path):
     (tmp_path / "results.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"results.csv: not UTF-8 text"):
@@ -311,7 +418,7 @@ def test_the_measured_share_and_the_epoch_chosen_by_training_images(tmp_path):
     assert "| mAP (%), chosen epoch | 15% known |" in text
     assert rows == read_results(tmp_path / "results.csv")
     # A file from before these columns, and one with a line that cannot be read.
-    old = "".join(",".join(line.split(",")[:-4]) + "\n" for line in (tmp_path / "results.csv").read_text().splitlines())
+    old = "".join(",".join(line.split(",")[:-5]) + "\n" for line in (tmp_path / "results.csv").read_text().splitlines())
     (tmp_path / "results.csv").write_text(old)
     new = {"mAP_tuned": None, "known_measured": None, "images": None, "positives": None}
     assert read_results(tmp_path / "results.csv") == [r._replace(**new) for r in rows]
