@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from gpu_logicmix.files import csv_rows, write_whole
+from gpu_logicmix.files import csv_rows, read_text, write_whole
 from gpu_logicmix.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axes, joined, path, tag, ticks
 from gpu_logicmix.report.pages import chart_style
 from gpu_logicmix.report.words import finite
 from gpu_logicmix.study.plots import COLOURS, legend_lines, symbol
-from gpu_logicmix.study.results import Row
+from gpu_logicmix.study.results import Row, finite_number
 from gpu_logicmix.study.tables import by, known_words
 from gpu_logicmix.train.runlog import read_log
 
@@ -29,12 +29,16 @@ Curve = dict[int, float]  # epoch -> mAP in percent
 def read_curves(folder: Path) -> dict[str, Curve]:
     """By run; empty if there is no curves.csv."""
     curves: dict[str, Curve] = {}
-    if (folder / "curves.csv").exists():
-        with open(folder / "curves.csv", newline="", encoding="utf-8") as file:
-            lines = csv_rows(folder / "curves.csv", file)
-            next(lines, None)  # run, epoch, mAP
-            for _, (run, epoch, mAP) in lines:
-                curves.setdefault(run, {})[int(epoch)] = float(mAP)
+    file = folder / "curves.csv"
+    if file.exists():
+        lines = csv_rows(file, io.StringIO(read_text(file), newline=""))
+        next(lines, None)  # run, epoch, mAP
+        for number, cells in lines:
+            try:
+                run, epoch, mAP = cells
+                curves.setdefault(run, {})[int(epoch)] = finite_number(mAP)
+            except ValueError as error:
+                raise ValueError(f"{file}, line {number}: {error}; remove the line") from None
     return curves
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -162,7 +163,7 @@ def _is_of(row: Row, plan: Planned, out: Path) -> bool:
 
 def read_results(file: str | Path) -> list[Row]:
     """results.csv again; also one from before a column was added."""
-    kinds = {"known": float, "seed": int, "epochs": int, "images": int}
+    kinds: dict[str, Any] = {"seed": int, "epochs": int, "images": int}
     kinds |= dict.fromkeys(("table", "method", "run", "weights"), str)
     rows = []
     lines = csv_rows(file, io.StringIO(read_text(Path(file)), newline=""))
@@ -171,12 +172,19 @@ def read_results(file: str | Path) -> list[Row]:
         try:
             line = dict(zip(header, cells, strict=False))
             values = {name: line.get(name) or None for name in Row._fields}
-            rows.append(Row(**{k: None if v is None else kinds.get(k, float)(v) for k, v in values.items()}))
+            rows.append(Row(**{k: None if v is None else kinds.get(k, finite_number)(v) for k, v in values.items()}))
             if None in (rows[-1].table, rows[-1].method, rows[-1].known, rows[-1].seed, rows[-1].run):
                 raise ValueError("a name, known, seed or run is missing")
         except ValueError as error:
             raise ValueError(f"{file}, line {number}: {error}; remove the line to do its run again") from None
     return rows
+
+
+def finite_number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
 
 
 def collect(planned: Sequence[Planned], out: str | Path, *, pictures: bool = True) -> list[Row]:

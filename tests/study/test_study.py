@@ -21,6 +21,7 @@ from scipy import stats as scipy_stats
 from sklearn.metrics import average_precision_score
 
 from gpu_logicmix import GPULogicMix
+from gpu_logicmix.study.curves import read_curves
 from gpu_logicmix.study.plan import distinct, left_to_do, print_plan, read_study, run_study, study_hours
 from gpu_logicmix.study.plots import plot_panels
 from gpu_logicmix.study.results import Row, collect, read_results, result
@@ -388,6 +389,23 @@ def test_a_head_that_cannot_be_fine_tuned_counts_as_it_is(tmp_path):
 def test_results_that_are_no_text_are_named(tmp_path):
     (tmp_path / "results.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"results.csv: not UTF-8 text"):
+        read_results(tmp_path / "results.csv")
+
+
+@pytest.mark.parametrize("line", ["r,2", "r,two,3", "r,2,nan", "r,2,3,4"])
+def test_a_line_of_curves_that_cannot_be_read_is_named(tmp_path, line):
+    (tmp_path / "curves.csv").write_text(f"run,epoch,mAP\nr,1,2.5\n{line}\n")
+    with pytest.raises(ValueError, match=r"curves.csv, line 3: .*; remove the line"):
+        read_curves(tmp_path)
+    (tmp_path / "curves.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"curves.csv: not UTF-8 text"):
+        read_curves(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_result_that_is_no_number_is_named(tmp_path, value):
+    (tmp_path / "results.csv").write_text(f"table,method,known,seed,mAP,run\nT,m,0.5,0,{value},r\n")
+    with pytest.raises(ValueError, match=rf"results.csv, line 2: {value} is not a finite number; remove the line"):
         read_results(tmp_path / "results.csv")
 
 
