@@ -60,7 +60,7 @@ def plot_panels(rows: Sequence[Row]) -> tuple[list[Panel], Markup]:
     panels = []
     for title, marks, zero in (
         (f"mAP (%){where}", levels, False),
-        (f"Difference to {methods[0]}{_interval_words(gains)}", steps, True),
+        (f"Difference to {_short_name(methods[0], 18)}{_interval_words(gains)}", steps, True),
     ):
         if marks:
             content, height = draw(methods, columns, marks, zero)
@@ -217,7 +217,7 @@ def standalone_plot(rows: Sequence[Row]) -> str:
 def legend_lines(methods: Sequence[str], top: int, width: int = 2 * WIDTH) -> tuple[Markup, int]:
     """Names with their symbols, in lines as wide as both panels; and how high that is."""
     out, x, y = [], 6.0, top + 4
-    for number, name in enumerate(methods):
+    for number, name in enumerate(_short_name(name, int((width - 34) / 6.8)) for name in methods):
         length = 28 + 6.8 * len(name)
         if x > 6 and x + length > width:
             x, y = 6.0, y + 20

@@ -21,9 +21,10 @@ from scipy import stats as scipy_stats
 from sklearn.metrics import average_precision_score
 
 from gpu_logicmix import GPULogicMix
-from gpu_logicmix.study.curves import read_curves
+from gpu_logicmix.study.curves import curve_plot, read_curves
+from gpu_logicmix.study.pays import Point, gain_plot
 from gpu_logicmix.study.plan import distinct, left_to_do, print_plan, read_study, run_study, study_hours
-from gpu_logicmix.study.plots import plot_panels
+from gpu_logicmix.study.plots import plot_panels, standalone_plot
 from gpu_logicmix.study.results import Row, collect, read_results, result
 from gpu_logicmix.study.tables import cell, differences, known_words, markdown, markdown_table, t_quantile, tables
 from gpu_logicmix.train.inputs import open_val
@@ -555,6 +556,18 @@ def test_plots_have_room_for_every_interval(tmp_path):
             places += [float(v) for v in re.findall(r"[MHVL ](-?[\d.]+)", paths)]
             assert min(places) >= 0
             assert max(places) <= 360
+
+
+def test_long_names_fit_into_a_plot_of_its_own():
+    """An SVG cuts what is wider than it is; a page wraps it."""
+    long = "no mixing at all, which is the plain training of the paper"
+    rows = [row._replace(method=row.method.replace("none", long)) for row in make_rows()]
+    curves = {row.run: {1: 1.0, 2: 2.0} for row in rows if row.known == 0.1}
+    points = [Point("S", long, 0.5, 1, x, [1.0]) for x in (5.0, 50.0)]
+    for text in (curve_plot(rows, curves), gain_plot(points)):
+        assert ">no mixing at all, which is the plain training …<" in text
+        assert f">{long}<" not in text
+    assert "Difference to no mixing at all,… in points, 95 % interval<" in standalone_plot(rows)
 
 
 def test_runs_are_linked_where_their_reports_are(tmp_path):
