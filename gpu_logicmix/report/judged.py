@@ -20,6 +20,7 @@ from gpu_logicmix.report.run_folder import Predictions, Run
 from gpu_logicmix.report.words import percent
 
 BINS = 10  # of a reliability diagram
+POINTS = 200  # of a curve
 
 
 def clean_targets(found: Predictions) -> tuple[np.ndarray, np.ndarray, int]:
@@ -28,8 +29,11 @@ def clean_targets(found: Predictions) -> tuple[np.ndarray, np.ndarray, int]:
     return np.where(broken, 0, found.logits), np.where(broken, -1, found.targets), int(broken.sum())
 
 
-def precision_recall(scores: np.ndarray, targets: np.ndarray) -> Points:
-    """(recall, precision) at every threshold that tells scores apart, from the highest on; [] without a positive."""
+def precision_recall(scores: np.ndarray, targets: np.ndarray, most: int | None = None) -> Points:
+    """(recall, precision) at every threshold that tells scores apart, from the highest on; [] without a positive.
+
+    most: points, by means of neighbours as `charts.thin` has them. Of millions, a list would take gigabytes.
+    """
     known = targets != -1
     scores, present = scores[known], targets[known] == 1
     if not present.any():
@@ -39,7 +43,10 @@ def precision_recall(scores: np.ndarray, targets: np.ndarray) -> Points:
     last = np.append(scores[1:] != scores[:-1], True)  # equal scores are one threshold
     hits = np.cumsum(present)[last]
     taken = np.flatnonzero(last) + 1
-    return list(zip((hits / hits[-1]).tolist(), (hits / taken).tolist(), strict=True))
+    starts = np.arange(0, len(hits), -(-len(hits) // (most or len(hits))))
+    size = np.diff(starts, append=len(hits))
+    recall, precision = (np.add.reduceat(values, starts) / size for values in (hits / hits[-1], hits / taken))
+    return list(zip(recall.tolist(), precision.tolist(), strict=True))
 
 
 class Reliability(NamedTuple):
@@ -90,7 +97,7 @@ def judge(run: Run, train: ImageDataset | None) -> Judged | None:
     )
     if broken:
         notes.append(f"{broken:,} predictions are not finite and are left out.")
-    curves = {c: precision_recall(logits[:, c], targets[:, c]) for c in order}
+    curves = {c: precision_recall(logits[:, c], targets[:, c], POINTS) for c in order}
     charts, remark = _charts(run, logits, targets, ap, order, curves)
     return Judged(words, notes, _listing(found, ap, order, curves, positives, targets), charts, remark)
 
@@ -118,7 +125,7 @@ def _charts(
         return [], ""
     names = run.predictions.categories if run.predictions else []
     chosen = dict.fromkeys([order[0], order[len(order) // 2], order[-1]])
-    series = [_percent_series("all labels at once", "c0", precision_recall(logits.ravel(), targets.ravel()))]
+    series = [_percent_series("all labels at once", "c0", precision_recall(logits.ravel(), targets.ravel(), POINTS))]
     for at, c in enumerate(chosen, 1):
         series.append(_percent_series(f"{names[c]}, AP {100 * ap[c]:.1f}", f"c{at}", curves[c]))
     charts = [line_chart("Precision over recall", *series, unit=" %", x_name="recall", square=True)]

@@ -490,6 +490,14 @@ def test_precision_recall_and_reliability_against_slow_oracles(seed):
     assert precision_recall(scores, np.zeros(60)) == []
 
 
+def test_a_long_curve_is_thinned_before_it_is_a_list():
+    draw = np.random.default_rng(0)
+    scores, targets = draw.normal(size=1003), draw.integers(-1, 2, 1003)
+    whole = precision_recall(scores, targets)
+    for most in (1, 7, 200, 5000):
+        assert np.allclose(precision_recall(scores, targets, most), thin(whole, most))
+
+
 def test_the_batch_of_a_report_is_mixed():
     """Also where p is so small that in training hardly any sample would be."""
     train = open_dataset("shapes", "train", 32, count=16)
