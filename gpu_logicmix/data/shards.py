@@ -14,6 +14,7 @@ An index (where each image is, its checksum, its labels) is made once, several s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -40,6 +41,7 @@ from gpu_logicmix.files import open_regular
 from gpu_logicmix.progress import progress_bar
 
 THREADS = 8  # shards indexed at a time
+HELD = 200  # shards held open; the others are opened for each image, as a process may have only some 1,000 files open
 
 
 class ShardSource:
@@ -65,9 +67,11 @@ class ShardSource:
             data = read_range(path, offset, length)
         else:
             try:
-                if shard not in self._open:
-                    self._open[shard] = open_regular(path)
-                data = os.pread(self._open[shard].fileno(), length, offset)
+                held = self._open.get(shard)
+                if held is None and len(self._open) < HELD:
+                    held = self._open.setdefault(shard, open_regular(path))  # several threads may be here at once
+                with contextlib.nullcontext(held) if held else open_regular(path) as file:
+                    data = os.pread(file.fileno(), length, offset)
             except OSError as error:
                 raise BadImage(f"{path}: cannot be read ({error.strerror}); copy the shard again") from None
         if len(data) != length or zlib.crc32(data) != crc:
@@ -103,7 +107,8 @@ def list_tar(home: str, split: str, *, others: str = "absent") -> Listing:
     if not ids:
         raise DataError(f"{home}: no images in the shards of {split!r}")
     if len(set(ids)) != len(ids):
-        twice = max(ids, key=ids.count)
+        seen: set[str] = set()
+        twice = next(id for id in ids if id in seen or seen.add(id))
         raise DataError(f"{home}: sample {twice!r} is in the shards of {split!r} twice; remove one of the two")
     named = (name for note in notes for names in note.values() for name in names)
     categories = fixed or sorted({name for name in named if isinstance(name, str)})
@@ -148,7 +153,7 @@ def _shards(home: str, split: str) -> tuple[list[str], list[str]]:
 def _indexed(path: str, mark: tuple[int, str]) -> tuple[dict[str, np.ndarray], dict]:
     """The index of a shard, kept or made."""
     place = path if is_remote(path) else os.path.abspath(path)
-    key = f"shard-{hashlib.sha256(json.dumps([2, place, mark]).encode()).hexdigest()[:16]}"
+    key = f"shard-{hashlib.sha256(json.dumps([3, place, mark]).encode()).hexdigest()[:16]}"
     found = load_index(key)
     if found is None:
         found = tried(path, lambda: _read_shard(path)) if is_remote(path) else _read_shard(path)
@@ -165,7 +170,9 @@ def _read_shard(path: str) -> tuple[dict[str, np.ndarray], dict]:
             for member in shard:
                 if not member.isfile():
                     continue
-                key, _, suffix = member.name.removeprefix("./").partition(".")
+                folder, slash, leaf = member.name.removeprefix("./").rpartition("/")
+                stem, _, suffix = leaf.partition(".")
+                key = folder + slash + stem
                 stream = shard.extractfile(member)
                 if f".{suffix.lower()}" in SUFFIXES and stream is not None:
                     if key in images:
@@ -210,8 +217,8 @@ def _labels(
     notes: list[dict], ids: list[str], categories: list[str], others: str, home: str
 ) -> np.ndarray | SparseLabels:
     column: dict[Any, int] = {name: c for c, name in enumerate(categories)} | dict(enumerate(range(len(categories))))
-    sparse = all("absent" in note or ("labels" in note and others == "unknown") for note in notes)
-    dense = None if sparse else np.full((len(notes), len(categories)), -1, dtype=np.int8)
+    closed = ["unknown" in note or ("labels" in note and others == "absent") for note in notes]  # all else is absent
+    dense = np.full((len(notes), len(categories)), -1, dtype=np.int8) if any(closed) else None
     cells: list[tuple[int, int, int]] = []
     for row, note in enumerate(notes):
         for names in note.values():
@@ -223,8 +230,7 @@ def _labels(
         if dense is None:
             cells += [(row, c, 1) for c in present] + [(row, c, 0) for c in at.get("absent", [])]
             continue
-        closed = "unknown" in note or ("labels" in note and others == "absent")
-        dense[row] = 0 if closed else -1
+        dense[row] = 0 if closed[row] else -1
         dense[row, at.get("absent", [])] = 0
         dense[row, at.get("unknown", [])] = -1
         dense[row, present] = 1

@@ -3,7 +3,9 @@
 import copy
 import io
 import json
+import os
 import pickle
+import resource
 import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -300,3 +302,41 @@ def test_indices_are_parsed_by_one_thread_at_a_time(tmp_path, monkeypatch):
     assert len(most) == 8
     assert max(most) == 1
     assert all(arrays["sizes"].tolist() == list(range(12)) for arrays, _ in found)
+
+
+def test_more_shards_than_a_process_may_have_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "HELD", 3)
+    for k in range(40):
+        note = json.dumps({"labels": ["cat"]}).encode()
+        write_shard(tmp_path / "s" / f"train-{k:02d}.tar", [(f"{k}.jpg", jpeg(k)), (f"{k}.json", note)])
+    dataset = open_dataset(f"tar:{tmp_path / 's'}", "train", 16, on_bad_image="skip")
+    limits, there = resource.getrlimit(resource.RLIMIT_NOFILE), len(os.listdir("/dev/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (there + 20, limits[1]))
+    try:
+        _, _, index = dataset[list(range(40))]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(index) == 40, dataset.bad_images()
+
+
+def test_samples_in_folders_whose_names_have_a_dot(tmp_path):
+    """The name of a sample ends at the first dot after its folder, as in WebDataset."""
+    note = json.dumps({"present": ["cat"]}).encode()
+    members = [(f"v1.0/{i}.{end}", c) for i in range(2) for end, c in (("jpg", jpeg(i)), ("json", note))]
+    write_shard(tmp_path / "s" / "train-0.tar", members)
+    dataset = open_dataset(f"tar:{tmp_path / 's'}", "train", 16, labels="sparse")
+    assert dataset.ids == ["v1.0/0", "v1.0/1"]
+
+
+def test_samples_that_name_only_what_is_present_need_no_matrix(tmp_path):
+    """All else is unknown."""
+    members = [
+        ("a.jpg", jpeg()),
+        ("a.json", b'{"present": ["cat"]}'),
+        ("b.jpg", jpeg(1)),
+        ("b.json", b'{"present": []}'),
+    ]
+    write_shard(tmp_path / "s" / "train-0.tar", members)
+    listing = shards.list_tar(str(tmp_path / "s"), "train")
+    assert isinstance(listing.labels, SparseLabels)
+    assert listing.labels.dense().tolist() == [[1], [-1]]
