@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ from torch import Tensor
 from gpu_logicmix.data.images import decode_image, read_image
 from gpu_logicmix.errors import BadImage, DataError
 
-_GROUPS = 4  # row groups of Parquet files kept in memory
+_GROUPS, _BYTES = 4, 1 << 28  # row groups of Parquet files kept in memory: four, or more if they are small
+_KEEPING = threading.Lock()  # a cache is built by several threads
 
 
 def pyarrow() -> Any:
@@ -90,12 +92,14 @@ class ParquetSource(ArrowSource):
     def _cell(self, index: int) -> Any:
         row = self._row(index)
         at = int(np.searchsorted(self.starts, row, "right")) - 1
-        if at not in self._kept:
-            self._kept[at] = self._read_group(*self.groups[at])
-            if len(self._kept) > _GROUPS:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(at)
-        return self._kept[at][row - int(self.starts[at])].as_py()
+        with _KEEPING:
+            if at not in self._kept:
+                self._kept[at] = self._read_group(*self.groups[at])
+                while len(self._kept) > _GROUPS and sum(kept.nbytes for kept in self._kept.values()) > _BYTES:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(at)
+            column = self._kept[at]
+        return column[row - int(self.starts[at])].as_py()
 
     def _read_group(self, number: int, group: int) -> Any:
         from pyarrow import parquet

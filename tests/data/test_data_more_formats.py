@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import time
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,7 +18,7 @@ from PIL import Image
 from trees import photo, picture
 
 from gpu_logicmix import open_dataset
-from gpu_logicmix.data import DataError, make_loader, oidcells, openimages
+from gpu_logicmix.data import DataError, arrow, make_loader, oidcells, openimages
 from gpu_logicmix.data.chexpert import OBSERVATIONS
 from gpu_logicmix.data.images import decode_image
 from gpu_logicmix.data.index import index_home
@@ -517,6 +518,27 @@ def test_images_inside_of_parquet(tmp_path, form):
     assert len(dataset[[4]][0]) == 0
     assert "row 5: cannot be decoded" in dataset.bad_images()[0]
     assert dataset.take([0]).fingerprint() != dataset.take([1]).fingerprint()
+
+
+def test_several_threads_read_images_inside_of_parquet(tmp_path, monkeypatch):
+    """As when a cache is built: what one keeps, another may not lose."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    class Slow(OrderedDict):
+        def move_to_end(self, key, last=True):
+            time.sleep(0.002)
+            super().move_to_end(key, last)
+
+    picture(tmp_path / "x.png")
+    table = pa.table({"image": [(tmp_path / "x.png").read_bytes()] * 40, "cat": [1] * 40})
+    parquet.write_table(table, tmp_path / "train.parquet", row_group_size=2)
+    monkeypatch.setattr(arrow, "_BYTES", 0)  # so that groups are read and forgotten all the time
+    source = open_dataset(f"parquet:{tmp_path}", "train", 8).source
+    source._kept = Slow()
+    with ThreadPoolExecutor(8) as pool:
+        assert len(list(pool.map(source.read, [7 * i % 40 for i in range(40)]))) == 40
+    assert len(source._kept) == arrow._GROUPS
 
 
 def hf_tree(root, split="train"):
