@@ -36,7 +36,7 @@ def list_nuswide(root: Path, split: str, *, empty: str = "absent") -> Listing:
     folder, flat = root / "images", False
     if (root / "Flickr").is_dir():
         folder = root / "Flickr"
-    elif names and not (folder / names[0]).exists():
+    elif not any((folder / home).is_dir() for home in {name.rpartition("/")[0] for name in names}):
         flat = True
     paths = [name.rpartition("/")[2] for name in names] if flat else names
     if empty == "drop":

@@ -6,6 +6,8 @@ A sample is an object: its box is cut out of the image. Attributes are present, 
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,11 @@ class CropSource(FileSource):
 
     def read(self, index: int) -> Tensor:
         return read_image(self.root / self.paths[index], self.size, box=tuple(self.boxes[index].tolist()))
+
+    def parts(self, rows: Sequence[int] | np.ndarray | None = None) -> dict[str, str]:
+        boxes = self.boxes if rows is None else self.boxes[np.asarray(rows, dtype=np.int64)]
+        parts = super().parts(rows)
+        return {**parts, "files": hashlib.sha256(parts["files"].encode() + boxes.tobytes()).hexdigest()}
 
 
 def list_vaw(root: Path, split: str, *, genome: str | None = None, conflict: str = "unknown") -> Listing:
@@ -63,7 +70,9 @@ def list_vaw(root: Path, split: str, *, genome: str | None = None, conflict: str
             boxes.append(box)
             places.append(where)
     if len(set(ids)) != len(ids):
-        raise DataError(f"{root}/data: instance {next(i for i in ids if ids.count(i) > 1)!r} is there twice")
+        seen: set[str] = set()
+        twice = next(i for i in ids if i in seen or seen.add(i))
+        raise DataError(f"{root}/data: instance {twice!r} is there twice")
     if not ids:
         raise DataError(f"{root}/data: lists no objects for {split!r}")
     home = root if genome is None else image_root(genome)

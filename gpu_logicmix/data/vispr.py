@@ -37,7 +37,7 @@ def list_vispr(root: Path, split: str) -> Listing:
     where = lambda i: str(entries[i][0])  # noqa: E731
     labels = listed_labels([entry["labels"] for _, entry in entries], categories, "absent", where, source)
     paths = [entry["image_path"] for _, entry in entries]
-    if not (root / paths[0]).exists():
+    if not any((root / home).is_dir() for home in {path.rpartition("/")[0] for path in paths}):
         paths = [path.removeprefix("images/") for path in paths]
     check_unique(paths, lambda i: i, root / f"{split}2017", "file")
     missing = check_paths(root, paths, where)

@@ -20,7 +20,7 @@ from trees import photo, picture
 from gpu_logicmix import open_dataset
 from gpu_logicmix.data import DataError, arrow, make_loader, oidcells, openimages
 from gpu_logicmix.data.chexpert import OBSERVATIONS
-from gpu_logicmix.data.images import decode_image
+from gpu_logicmix.data.images import decode_image, what_changed
 from gpu_logicmix.data.index import index_home
 from gpu_logicmix.data.sparse import SparseLabels
 from gpu_logicmix.data.voc import CATEGORIES as VOC
@@ -300,6 +300,11 @@ def test_nuswide(tmp_path):
     for name in ("0001_1.jpg", "0002_2.jpg", "0003_3.jpg"):
         picture(root / "images" / name)  # as mlcpl wants them
     assert open_dataset(f"nuswide:{root}", "train", 16).ids[0] == "0001_1.jpg"
+    shutil.rmtree(root / "images")
+    shutil.move(tmp_path / "aside", root / "images")
+    (root / "images" / "actor" / "0001_1.jpg").unlink()  # many are no longer at Flickr, and the first may be of them
+    dataset = open_dataset(f"nuswide:{root}", "train", 16, on_bad_image="skip")
+    assert dataset[[0, 1, 2]][2].tolist() == [1, 2]
     truth = root / "GroundTruth" / "TrainTestLabels" / "Labels_animal_Train.txt"
     truth.write_text("1\n0\n")
     refused("2 lines, but the list has 3 images", f"nuswide:{root}")
@@ -348,6 +353,14 @@ def test_vispr(tmp_path):
     assert dataset.labels.tolist() == [[1, 1, 0], [0, 0, 0]]
     assert dataset[[0, 1]][0].shape == (2, 3, 16, 16)
     assert open_dataset(f"vispr:{root}", "val", 16).labels.tolist() == [[0, 0, 1]]
+    (root / "images").mkdir()
+    shutil.copytree(root / "train2017", root / "images" / "train2017")
+    (root / "images" / "train2017" / "a.jpg").unlink()
+    (root / "train2017" / "b.jpg").unlink()
+    dataset = open_dataset(f"vispr:{root}", "train", 16, on_bad_image="skip")
+    assert dataset[[0, 1]][2].tolist() == [1]  # the first is missing, the others are where image_path says
+    shutil.rmtree(root / "images")
+    picture(root / "train2017" / "b.jpg")
     (root / "attributes.tsv").write_text("idx\tattribute_id\tname\n0\ta1_age\tAge\n1\ta0_safe\tSafe\n")
     assert open_dataset(f"vispr:{root}", "train", 16).categories == ["a1_age", "a0_safe"]
     refused(r"c.json: category 'a2_hair' is not in the list of attributes.tsv", f"vispr:{root}", "val")
@@ -428,6 +441,12 @@ def test_vaw_cuts_objects_out(tmp_path):
     assert images[0, 0] > 200  # the red square, and nothing but it
     assert images[0, 1] < 30
     assert images[1].max() < 10
+    before = dataset.fingerprint()
+    part = root / "data" / "train_part2.json"
+    part.write_text(part.read_text().replace("[0, 0, 8, 4]", "[10, 5, 8, 4]"))  # a cache of the old one is of no use
+    dataset = open_dataset(f"vaw:{root}", "train", 8)
+    assert dataset[1][0].float().mean((1, 2))[0] > 200
+    assert what_changed(before, dataset.fingerprint()) == ["files"]
     (tmp_path / "genome").mkdir()
     shutil.move(root / "VG_100K", tmp_path / "genome" / "VG_100K")
     assert open_dataset(f"vaw:{root}", "train", 8, genome=str(tmp_path / "genome"))[0][0].shape == (3, 8, 8)
