@@ -131,8 +131,9 @@ class ImageDataset(torch.utils.data.Dataset):
         return images[: len(good)], np.asarray(good, dtype=np.int64)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> ImageDataset:
-        """A dataset of these rows alone, numbered from 0."""
-        rows = np.asarray(rows, dtype=np.int64)
+        """A dataset of these rows alone (or of those of a mask of N bools), numbered from 0."""
+        rows = np.asarray(rows)
+        rows = self._rows(rows) if rows.dtype == bool else rows.astype(np.int64)
         ids = self.ids.take(rows) if hasattr(self.ids, "take") else [self.ids[row] for row in rows]
         labels = fitting(self._labels.take(rows)) if isinstance(self._labels, SparseLabels) else self._labels[rows]
         source = (_GatheredRows if hasattr(self.source, "gather") else _Rows)(self.source, rows)

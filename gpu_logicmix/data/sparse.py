@@ -99,15 +99,27 @@ class SparseLabels:
     def __getitem__(self, rows: int | slice | Sequence[int] | np.ndarray) -> np.ndarray:
         """int8 [B, C], or [C] of one row: 1 present, 0 absent, -1 unknown."""
         if isinstance(rows, (int, np.integer)):
-            return self[[int(rows) % len(self) if -len(self) <= rows < len(self) else rows]][0]
-        if isinstance(rows, slice):
-            rows = np.arange(len(self))[rows]
-        rows = np.asarray(rows)
-        rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
+            return self[[int(rows)]][0]
+        if isinstance(rows, tuple):
+            raise IndexError("sparse labels take rows alone: labels[rows][:, columns]")
+        rows = self._rows(rows)
         lengths, flat = self.places(rows)
         out = np.full((len(rows), self.shape[1]), -1, dtype=np.int8)
         out[np.repeat(np.arange(len(rows)), lengths), self.columns[flat]] = self.values[flat]
         return out
+
+    def _rows(self, rows: slice | Sequence[int] | np.ndarray) -> np.ndarray:
+        """As numbers from 0 on, of all that numpy takes: a slice, a mask, numbers that count from the end."""
+        n = len(self)
+        rows = np.arange(n)[rows] if isinstance(rows, slice) else np.asarray(rows)
+        if rows.dtype == bool:
+            if rows.shape != (n,):
+                raise IndexError(f"a mask of shape {rows.shape} does not fit: there are {n:,} rows")
+            return np.flatnonzero(rows)
+        rows = rows.astype(np.int64)
+        if rows.size and (rows.min() < -n or rows.max() >= n):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} are out of range: there are {n:,}")
+        return np.where(rows < 0, rows + n, rows)
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """How many labels each of the rows has, and where they all are."""
@@ -118,7 +130,7 @@ class SparseLabels:
 
     def take(self, rows: Sequence[int] | np.ndarray) -> SparseLabels:
         """The labels of these rows alone, still sparse."""
-        lengths, flat = self.places(np.asarray(rows, dtype=np.int64))
+        lengths, flat = self.places(self._rows(rows))
         pointers = np.concatenate(([0], np.cumsum(lengths)))
         return SparseLabels(pointers, self.columns[flat], self.values[flat], self.shape[1])
 

@@ -92,6 +92,39 @@ def _all(seed, total):
     return np.random.default_rng(seed).random(total)
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [[-2], [-3, 2, -1], [], np.array([True, False, True]), slice(-2, None), slice(None, None, -1), -1, [3], [-4], 3],
+    ids=str,
+)
+def test_rows_are_those_of_the_matrix(rows):
+    matrix = np.array([[1, -1], [0, -1], [-1, 1]], dtype=np.int8)
+    labels = SparseLabels.of_dense(matrix)
+    try:
+        wanted = matrix[rows]
+    except IndexError:
+        with pytest.raises(IndexError):
+            labels[rows]
+        return
+    assert np.array_equal(labels[rows], wanted)
+    if wanted.ndim == 2:
+        assert np.array_equal(labels.take(rows).dense(), wanted)
+
+
+def test_what_is_no_choice_of_rows_is_refused():
+    labels = SparseLabels.of_dense(np.zeros((3, 4), dtype=np.int8))
+    for rows in ((0, 1), (slice(None), 1), np.array([True, False])):
+        with pytest.raises(IndexError):
+            labels[rows]
+
+
+def test_a_part_by_a_mask(tmp_path):
+    dataset = dataset_of(tmp_path, count=4)
+    part = dataset.take(np.array([False, False, True, True]))
+    assert part.ids == list(dataset.ids[2:])
+    assert np.array_equal(part.labels, dataset.labels[2:])
+
+
 def test_draws_far_out():
     """A place that no loop would reach, against numpy's own jump."""
     total = 9_011_219 * 9_605
