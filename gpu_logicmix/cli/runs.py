@@ -39,6 +39,15 @@ def evaluate(
     ] = None,
     split: Split = "val",
     use: Use = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-o",
+            "--option",
+            metavar="NAME=VALUE",
+            help="Dataset option, may be repeated; those of the run unless any is given.",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write everything as JSON.")] = None,
     show_all: Annotated[bool, typer.Option("--all", help="Print the AP of all categories.")] = False,
     device: Device = "auto",
@@ -58,7 +67,7 @@ def evaluate(
     from gpu_logicmix.train.runlog import no_nan
 
     check_out(out)
-    options = given(device=device, threads=threads, batch_size=batch_size)
+    options = given(device=device, threads=threads, batch_size=batch_size, option=option)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OtherWeights)  # said below, in a line
         result = predictions.evaluate_run(run, data, split, use, console=screen.console, **options)

@@ -25,7 +25,7 @@ from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train.batch import moved
 from gpu_logicmix.train.build import amp_dtype, make_model
 from gpu_logicmix.train.checkpoint import read_categories, read_config
-from gpu_logicmix.train.config import Config
+from gpu_logicmix.train.config import PATH_OPTIONS, Config, located
 from gpu_logicmix.train.distributed import World, joined_world
 from gpu_logicmix.train.inputs import open_labeled, open_val
 
@@ -205,6 +205,8 @@ def evaluate_run(
     with joined_world(config.device, config.threads) as world:
         console = (console or Console()) if world.main else Console(quiet=True)
         own = data is None and split == "val"
+        if data is not None and "option" not in options:
+            _check_place(config, data)
         dataset = open_val(config) if own else open_labeled(config, data or config.data, split)
         if dataset.categories != categories:
             raise RunError(f"{data or config.data}: its categories are not those that {file} was trained for")
@@ -215,6 +217,17 @@ def evaluate_run(
     found = decisions_of(folder, file, categories)
     decided = None if found is None else precision_recall(found.margins(logits).clamp(-1e9, 1e9), labels)
     return Evaluation(evaluate(logits, labels), categories, len(rows), file, decided)
+
+
+def _check_place(config: Config, data: str) -> None:
+    """A folder of images that the run was told of is that of its own data: others may have images of the same names."""
+    places = [option for option in config.option or () if option.partition("=")[0] in PATH_OPTIONS]
+    same_format = data.partition(":")[0] == config.data.partition(":")[0]
+    if places and same_format and located(replace(config, data=data)).data not in (config.data, config.val):
+        raise RunError(
+            f"data={data!r}: the run has the option {places[0]} for its own data; name the folder for these, be it the "
+            f"same: option='{places[0].partition('=')[0]}=DIR'"
+        )
 
 
 class Predicted(NamedTuple):

@@ -140,6 +140,26 @@ def test_a_root_of_images_is_kept_as_a_whole_path(tmp_path, monkeypatch):
     assert code == 0, output
 
 
+def test_a_root_of_images_is_not_that_of_other_data(tmp_path):
+    """Else images of the same names would be taken from the old folder."""
+    root, other = photos(tmp_path / "photos"), photos(tmp_path / "other")
+    code, output = command("fit", f"csv:{root}", "-o", f"root={root}", *OPTIONS.split(), "--out", tmp_path / "run")
+    assert code == 0, output
+    code, output = command("evaluate", tmp_path / "run", "--data", f"csv:{root}", "--split", "train")
+    assert code == 0, output
+    (other / "train0.png").write_bytes(b"broken")
+    code, output = command("evaluate", tmp_path / "run", "--data", f"csv:{other}", "--split", "train")
+    assert code == 1
+    assert f"the run has the option root={root} for its own data" in output
+    assert "--option root=DIR" in output
+    run = ("evaluate", tmp_path / "run", "--data", f"csv:{other}", "--split", "train", "-o")
+    code, output = command(*run, f"root={other}")
+    assert code == 1
+    assert "cannot be decoded" in output
+    code, output = command(*run, f"root={root}")
+    assert code == 0, output
+
+
 # -------------------------------------------------------------------------------------------------------- odds and ends
 @pytest.mark.parametrize("stop", ["early", "late"])
 def test_the_exit_code_says_whether_anything_was_saved(tmp_path, monkeypatch, stop):
