@@ -244,7 +244,13 @@ def pack(
     out: Annotated[Path, typer.Option(help="Folder to write the shards to.")],
     split: Split = "train",
     size: Annotated[
-        int | None, typer.Option(min=1, max=MAX_SIZE, help="Resize images to SIZE x SIZE (JPEG); copied unless given.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_SIZE,
+            help="Resize images to SIZE x SIZE (JPEG). Unless given, image files are copied as they are; images from "
+            "shards or tables become PNG of 448 x 448.",
+        ),
     ] = None,
     per_shard: Annotated[int, typer.Option(min=1, help="Images per shard.")] = 1000,
     option: Options = None,
@@ -256,7 +262,8 @@ def pack(
 
         gpu-logicmix pack coco:/data/coco --out shards --size 512
     """
-    dataset = opened(data, split, None, option, on_bad_image)
+    # At this size, so that images which are not in files are resized once and not from 448 pixels.
+    dataset = opened(data, split, size, option, on_bad_image)
     pack_dataset(dataset, out, per_shard=per_shard, resize=size)
     screen.say(f"wrote {len(dataset):,} images; use them as tar:{printable(out)}")
     list_bad_images(dataset)

@@ -100,7 +100,8 @@ def _upright(image: Image.Image) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
-    if image.mode.startswith("I;16"):  # Pillow would clip 16 bits at 255
+    # Pillow would clip 16 bits at 255. In a PGM file they are of mode I, which elsewhere is of 32 bits.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:  # on white, as a viewer shows it; the colour behind full transparency is arbitrary
         image = image.convert("RGBA")

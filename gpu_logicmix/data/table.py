@@ -18,7 +18,6 @@ import posixpath
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -66,7 +65,7 @@ def list_csv(path: Path, split: str, *, others: str = "absent", root: str | None
         )
         if categories != of_train:
             raise DataError(f"{file}: its columns are not those of train.csv; give both the same in the same order")
-    warnings = _in_both(table, rows, names, train, file, split)
+    warnings = _in_both(table, names, train, file, split, lambda images: image_names(images, folder, root is not None))
     return Listing(folder, names, names, labels, categories, missing, warnings)
 
 
@@ -196,7 +195,9 @@ def _categories(file: Path, train: Path, table: CsvTable) -> tuple[list[str], Pa
     return categories, source
 
 
-def _in_both(table: CsvTable, rows: Any, names: list[str], train: Path, file: Path, split: str) -> list[str]:
+def _in_both(
+    table: CsvTable, names: list[str], train: Path, file: Path, split: str, plain: Callable[[list[str]], list[str]]
+) -> list[str]:
     """A warning about images to validate on that are also trained on."""
     if split == "train":
         return []
@@ -208,7 +209,7 @@ def _in_both(table: CsvTable, rows: Any, names: list[str], train: Path, file: Pa
         trained = read_csv(train).texts["image"]
     else:
         return []
-    return both_warning(set(image_names(trained, file.parent, False)).intersection(names), file, split)
+    return both_warning(set(plain(trained)).intersection(names), file, split)
 
 
 def both_warning(both: set[str], file: Path, split: str) -> list[str]:

@@ -409,6 +409,8 @@ def test_csv_absolute_paths_with_root(tmp_path, reader):
     dataset = open_dataset(f"csv:{file}", "train", 16, root=str(home))
     assert dataset.ids == ["a.png", "sub/b.png"]
     assert dataset[[0, 1]][0].shape == (2, 3, 16, 16)
+    file.write_text(f"image,split,cat\n{home}/a.png,train,1\n{home}/a.png,val,0\n")
+    assert "1 images are in val and in train" in open_dataset(f"csv:{file}", "val", 16, root=str(home)).warnings[0]
     for outside in (f"{tmp_path}/secret.png", f"{home}/../secret.png", "../secret.png", f"{home}x/a.png", str(home)):
         file.write_text(f"image,cat\n{outside},1\n")
         refused("leads out of the dataset", f"csv:{file}", root=str(home))

@@ -20,7 +20,7 @@ from trees import photo, picture
 from gpu_logicmix import open_dataset
 from gpu_logicmix.data import DataError, arrow, make_loader, oidcells, openimages
 from gpu_logicmix.data.chexpert import OBSERVATIONS
-from gpu_logicmix.data.images import decode_image, what_changed
+from gpu_logicmix.data.images import decode_image, read_image, what_changed
 from gpu_logicmix.data.index import index_home
 from gpu_logicmix.data.sparse import SparseLabels
 from gpu_logicmix.data.voc import CATEGORIES as VOC
@@ -272,6 +272,8 @@ def test_sixteen_bit_xrays(tmp_path):
     Image.fromarray(wide).save(root / "train" / "a.png")
     image = open_dataset(f"chexpert:{root}", "train", 16)[0][0]
     assert np.array_equal(image[0].numpy(), wide >> 8)
+    (tmp_path / "a.pgm").write_bytes(b"P5 16 16 65535\n" + wide.astype(">u2").tobytes())
+    assert np.array_equal(read_image(tmp_path / "a.pgm", 16)[:, :, 0].numpy(), wide >> 8)
 
 
 # --- NUS-WIDE, VireoFood-172, VISPR, VG-500, VOC 2012 -----------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import run as command
 from PIL import Image
 from served import serving
 from trees import dataset_of, photo
@@ -340,3 +341,15 @@ def test_samples_that_name_only_what_is_present_need_no_matrix(tmp_path):
     listing = shards.list_tar(str(tmp_path / "s"), "train")
     assert isinstance(listing.labels, SparseLabels)
     assert listing.labels.dense().tolist() == [[1], [-1]]
+
+
+def test_images_out_of_shards_are_resized_once(tmp_path):
+    """And not made 448 x 448 first."""
+    checks = (np.indices((600, 600)).sum(0) % 2 * 255).astype(np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(np.stack([checks] * 3, 2)).save(out, "PNG")
+    write_shard(tmp_path / "s" / "train-0.tar", [("a.png", out.getvalue()), ("a.json", b'{"labels": ["cat"]}')])
+    code, output = command("pack", f"tar:{tmp_path / 's'}", "--out", tmp_path / "p", "--size", 600)
+    assert code == 0, output
+    image = open_dataset(f"tar:{tmp_path / 'p'}", "train", 600)[0][0].float()
+    assert (image[0] - torch.from_numpy(checks).float()).abs().mean() < 8  # JPEG
