@@ -21,6 +21,7 @@ import json
 import os
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -107,8 +108,7 @@ def list_tar(home: str, split: str, *, others: str = "absent") -> Listing:
     if not ids:
         raise DataError(f"{home}: no images in the shards of {split!r}")
     if len(set(ids)) != len(ids):
-        seen: set[str] = set()
-        twice = next(id for id in ids if id in seen or seen.add(id))
+        twice = next(name for name, count in Counter(ids).items() if count > 1)
         raise DataError(f"{home}: sample {twice!r} is in the shards of {split!r} twice; remove one of the two")
     named = (name for note in notes for names in note.values() for name in names)
     categories = fixed or sorted({name for name in named if isinstance(name, str)})

@@ -7,6 +7,7 @@ A sample is an object: its box is cut out of the image. Attributes are present, 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,8 +71,7 @@ def list_vaw(root: Path, split: str, *, genome: str | None = None, conflict: str
             boxes.append(box)
             places.append(where)
     if len(set(ids)) != len(ids):
-        seen: set[str] = set()
-        twice = next(i for i in ids if i in seen or seen.add(i))
+        twice = next(name for name, count in Counter(ids).items() if count > 1)
         raise DataError(f"{root}/data: instance {twice!r} is there twice")
     if not ids:
         raise DataError(f"{root}/data: lists no objects for {split!r}")
