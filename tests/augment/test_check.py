@@ -1,6 +1,7 @@
 """The checks for a new device, on the CPU: they pass, and they can fail."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -81,3 +82,12 @@ def test_a_wrong_operation_is_found(monkeypatch):
     assert check.check_randaugment(CPU)[0] == "passed"
     monkeypatch.setattr(check, "RandAugment", Off)
     assert check.check_randaugment(CPU)[0] == "failed"
+
+
+@pytest.mark.slow
+def test_two_ranks_that_crash_when_their_interpreter_ends_have_answered(monkeypatch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os, sys\n'spawn_main' in str(sys.orig_argv) and atexit.register(os.abort)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    assert check.check_two_ranks(CPU)[0] == "passed"
