@@ -34,6 +34,7 @@ from gpu_logicmix.machine import sent
 
 SELECTIONS = ("score", "positive-score", "top", "top-per-category")
 _FOR_GOOD = 2  # in the table: marked present by `mark_positive`; `lookup` gives 1
+_COUNTED = 1 << 26  # labels at a time
 _UNSEEN = -math.inf  # as a logit: below every real one, so that the largest over all ranks is the one that was seen
 
 
@@ -198,17 +199,12 @@ class CurriculumLabels(nn.Module):
 
     def counts(self) -> PseudoLabelCounts:
         """How many pseudo-labels there are and, given the full labels, how good. Waits for the device."""
-        hidden = self.known == -1
-        positive, negative = hidden & (self.table >= 1), hidden & (self.table == 0)
-        unknown = hidden & (self.table == -1)
-        sums = [positive.sum(), negative.sum(), unknown.sum()]
+        # Some samples at a time: the masks of all would take several times the memory of the table.
+        step = max(1, _COUNTED // max(1, self.known.shape[1]))
+        sums = sum(self._sums(slice(start, start + step)) for start in range(0, max(1, len(self.known)), step)).tolist()
         if self.full is None:
-            return PseudoLabelCounts(*torch.stack(sums).tolist())
-        present, absent = hidden & (self.full == 1), hidden & (self.full == 0)
-        judged = present | absent
-        sums += [m.sum() for m in (positive & present, positive & judged, present)]
-        sums += [m.sum() for m in (negative & absent, negative & judged, absent)]
-        *numbers, right_pos, said_pos, all_pos, right_neg, said_neg, all_neg = torch.stack(sums).tolist()
+            return PseudoLabelCounts(*sums)
+        *numbers, right_pos, said_pos, all_pos, right_neg, said_neg, all_neg = sums
         return PseudoLabelCounts(
             *numbers,
             precision=share_of(right_pos + right_neg, said_pos + said_neg),
@@ -218,6 +214,18 @@ class CurriculumLabels(nn.Module):
             precision_negative=share_of(right_neg, said_neg),
             recall_negative=share_of(right_neg, all_neg),
         )
+
+    def _sums(self, rows: slice) -> Tensor:
+        """Of some samples: pseudo-labels that say present, that say absent, unknown labels; of either of the former,
+        given the full labels: how many are right, how many can be judged, how many there were to find."""
+        table, hidden = self.table[rows], self.known[rows] == -1
+        positive, negative = hidden & (table >= 1), hidden & (table == 0)
+        masks = [positive, negative, hidden & (table == -1)]
+        if self.full is not None:
+            present, absent = hidden & (self.full[rows] == 1), hidden & (self.full[rows] == 0)
+            judged = present | absent
+            masks += [positive & present, positive & judged, present, negative & absent, negative & judged, absent]
+        return torch.stack([mask.sum() for mask in masks])
 
 
 def moved_index(index: Tensor, device: torch.device) -> Tensor:

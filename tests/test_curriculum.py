@@ -230,7 +230,9 @@ def test_targets_are_copied():
 
 
 # --------------------------------------------------------------------------------------------------------------- counts
-def test_counts_against_dictionaries():
+@pytest.mark.parametrize("at_a_time", [1 << 26, 35])
+def test_counts_against_dictionaries(monkeypatch, at_a_time):
+    monkeypatch.setattr("gpu_logicmix.curriculum._COUNTED", at_a_time)
     torch.manual_seed(0)
     full = (torch.rand(60, 5) < 0.3).int()
     known = hide_labels(full, 0.4)
