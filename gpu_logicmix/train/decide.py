@@ -29,6 +29,7 @@ from gpu_logicmix.train.config import Config
 from gpu_logicmix.train.distributed import World, joined_world
 from gpu_logicmix.train.inputs import open_train, open_tune
 from gpu_logicmix.train.predict import load_run, predict_rows
+from gpu_logicmix.train.tuneblocks import block_size, labels_by_category
 
 MAX_IMAGES = 20_000  # more would not move a threshold
 
@@ -91,17 +92,26 @@ def _held_out(
     if tune is not None:
         return tune, torch.from_numpy(tune.labels_of(range(len(tune)))), f"{len(tune):,} images held out by tune_images"
     cft = CFTOptions(seed=config.seed)
-    labels = torch.from_numpy(train.labels_of(range(len(train)))).t()
-    generator = torch.Generator().manual_seed(cft.seed)  # as `category_wise_fine_tune` does
     read = np.setdiff1d(np.arange(len(train)), unread)
-    labels = labels if len(read) == len(train) else labels[:, read]
-    _, held, _ = split_known(labels, cft.holdout, cft.min_known, generator)
-    rows = (held != -1).any(0).nonzero()[:, 0]
+    labels, width = labels_by_category(train, read), len(train.categories)
+    step, cells = block_size(width, len(read)), []
+    for start in range(0, width, step):
+        block = torch.from_numpy(labels(start, min(start + step, width))).t()
+        # As `category_wise_fine_tune` does: the order of the samples is the same for each block.
+        generator = torch.Generator().manual_seed(cft.seed)
+        _, held, _ = split_known(block, cft.holdout, cft.min_known, generator)
+        column, row = (held != -1).nonzero(as_tuple=True)
+        cells.append(torch.stack((row, column + start, held[column, row].long())))
+    row, column, value = torch.cat(cells, 1)
+    rows = row.unique()
     if not len(rows):  # no category has enough: there is nothing to fit, and that is what the file will say
         rows = torch.arange(1)
     rows = rows[torch.randperm(len(rows), generator=generator)[:MAX_IMAGES]].sort().values
+    found = torch.full((len(rows), width), -1, dtype=torch.int8)
+    chosen = torch.isin(row, rows)
+    found[torch.searchsorted(rows, row[chosen]), column[chosen]] = value[chosen].to(torch.int8)
     words = f"{cft.holdout:.0%} of the known labels of {len(read):,} training images"
-    return train.take(read[rows.numpy()]), held.t()[rows], words
+    return train.take(read[rows.numpy()]), found, words
 
 
 def say_decisions(found: Decisions, say: Callable[[str], None]) -> None:

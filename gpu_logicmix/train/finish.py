@@ -11,8 +11,17 @@ from typing import Any
 
 from rich.console import Console
 
+from gpu_logicmix.decisions import weights_digest
 from gpu_logicmix.errors import RunError
-from gpu_logicmix.train.checkpoint import locked, read_best, read_config, read_last, write_model, write_predictions
+from gpu_logicmix.train.checkpoint import (
+    locked,
+    read_best,
+    read_config,
+    read_last,
+    state_digest,
+    write_model,
+    write_predictions,
+)
 from gpu_logicmix.train.config import FREE, Config
 from gpu_logicmix.train.decide import decide, say_decisions
 from gpu_logicmix.train.distributed import World
@@ -124,6 +133,9 @@ def _write_kept(run: Any) -> dict[str, Any]:
     else:
         metrics, logits, rows = evaluate_on(run, model, run.val_set)
     if run.world.main:
+        if weights_digest(run.folder / WEIGHTS) != state_digest(model.state_dict()):
+            for name in ("cft.json", "cft.safetensors", "cft_predictions.npz"):  # of the weights that it ended with
+                (run.folder / name).unlink(missing_ok=True)
         write_model(run.folder / WEIGHTS, model, run.train_set.categories)
         write_predictions(run.folder / "predictions.npz", logits, rows, run.val_set)
     run.world.wait()

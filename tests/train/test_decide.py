@@ -9,11 +9,15 @@ import torch
 from commands import run as command
 from PIL import Image
 
+from gpu_logicmix.cft.heldout import split_known
 from gpu_logicmix.data import open_dataset
 from gpu_logicmix.data.shapes import CATEGORIES
+from gpu_logicmix.data.sparse import SparseLabels
 from gpu_logicmix.decisions import read_decisions, weights_digest
+from gpu_logicmix.labels import hide_labels
 from gpu_logicmix.train import decide as deciding
 from gpu_logicmix.train import finetune
+from gpu_logicmix.train.config import make_config
 from gpu_logicmix.train.distributed import World
 from gpu_logicmix.train.predict import evaluate_run, kept_weights
 
@@ -80,6 +84,25 @@ def test_thresholds_are_not_fitted_on_labels_that_fine_tuning_saw(bad, pictures,
         found = {(dataset.ids[row], c): targets[row, c].item() for row, c in (targets != -1).nonzero().tolist()}
         assert found == wanted
         assert f"{120 - len(bad)} training images" in words
+
+
+def test_held_out_labels_are_the_same_some_categories_at_a_time(monkeypatch):
+    """All labels at once would be 86 GB of OpenImages."""
+    config = make_config({"known": 0.7, "seed": 3})
+    dense = open_dataset("shapes", "train", 32, count=300)
+    dense.labels = hide_labels(dense.labels, 0.7, seed=3)
+    sparse = open_dataset("shapes", "train", 32, count=300)
+    sparse.labels = SparseLabels.of_dense(dense.labels)
+    taken, labels, _ = deciding._held_out(config, dense, None, [4, 200])
+    _, held, _ = split_known(
+        torch.from_numpy(np.delete(dense.labels, [4, 200], 0)).t(), 0.2, 5, torch.Generator().manual_seed(3)
+    )
+    assert (labels != -1).sum() == (held != -1).sum() > 100
+    monkeypatch.setattr("gpu_logicmix.train.tuneblocks.CELLS", 2 * 300)
+    monkeypatch.setattr(type(sparse), "labels_of", lambda self, rows: pytest.fail("asked for whole rows"))
+    others, found, _ = deciding._held_out(config, sparse, None, [4, 200])
+    assert others.ids == taken.ids
+    assert torch.equal(found, labels)
 
 
 def test_what_fine_tuning_could_not_read_of_runs_before(tmp_path):
@@ -157,6 +180,19 @@ def test_fine_tuning_says_nothing_of_thresholds_that_stay(run, monkeypatch):
     assert "thresholds" not in good("cft", run)
     (run / "decisions.json").unlink()
     assert "thresholds" not in good("cft", run)
+
+
+def test_heads_of_weights_that_a_run_no_longer_ends_with_are_gone(tmp_path):
+    arguments = ("fit", "shapes", "-o", "count=60", "--known", 0.7, *SMALL, "--epochs", 2, "--out", tmp_path / "run")
+    good(*arguments)
+    record = json.loads((tmp_path / "run" / "cft.json").read_text())
+    (tmp_path / "run" / "cft.json").write_text(json.dumps({**record, "kept": "cft"}))
+    good(*arguments, "--resume", "auto", "--no-decisions", "--no-cft")  # the same weights
+    assert kept_weights(tmp_path / "run") == "cft"
+    best = torch.load(tmp_path / "run" / "best.pt")["epoch"]
+    good(*arguments, "--resume", "auto", "--no-decisions", "--no-cft", "--keep", "last")
+    assert kept_weights(tmp_path / "run") == ("cft" if best == 2 else "model")
+    assert best == 1
 
 
 # --------------------------------------------------------------------------------------------------- options and files
