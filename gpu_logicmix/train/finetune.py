@@ -54,7 +54,8 @@ def fine_tune(
         with progress_bar(len(train) + len(val), "features", console=console) as bar:
 
             def features_of(dataset: ImageDataset) -> tuple[Tensor, Any]:
-                return predict_rows(model.embed, dataset, config, world, lambda images: bar(images * world.size))
+                tick = lambda images: bar(images * world.size)  # noqa: E731
+                return predict_rows(model.embed, dataset, config, world, tick, everywhere=False)
 
             (features, rows), (val_features, val_rows) = features_of(train), features_of(val)
         if not world.main:
@@ -62,8 +63,9 @@ def fine_tune(
         head = model.classifier
         blocks = math.ceil(len(categories) / block_size(len(categories), max(len(rows), len(val_rows))))
         with progress_bar(config.cft_epochs * blocks, "fine-tuning", unit="epochs", console=console) as bar:
+            read = features if len(rows) == len(features) else features[rows]  # not twice in memory
             weight, bias, record = _tuned(
-                config, features[rows], labels_by_category(train, rows), head, (val_features, val, val_rows), bar
+                config, read, labels_by_category(train, rows), head, (val_features, val, val_rows), bar
             )
         model.set_classifier(weight, bias)
         write_model(folder / "cft.safetensors", model, categories)

@@ -29,6 +29,8 @@ from gpu_logicmix.train.config import PATH_OPTIONS, Config, located
 from gpu_logicmix.train.distributed import World, joined_world
 from gpu_logicmix.train.inputs import open_labeled, open_val
 
+PIECE = 1 << 26  # numbers that processes exchange at a time
+
 
 def autocast(config: Config, device: torch.device) -> torch.autocast:
     dtype = amp_dtype(config, device)
@@ -80,29 +82,45 @@ def predict_rows(
     world: World,
     tick: Callable[[int], None] = lambda images: None,
     loader: Any = None,
+    *,
+    everywhere: bool = True,
 ) -> tuple[Tensor, np.ndarray]:
     """`function` of every un-augmented image, [N, ...] on the CPU, and the rows that could be read. Each process takes
-    a share of the images; all get all results."""
+    a share of the images; all get all results, or with `everywhere=False` the first one alone: others get no rows."""
     out: Tensor | None = None
+    share = len(range(world.rank, len(dataset), world.size))  # row by row in turn, as the loader has it
     seen = torch.zeros(len(dataset), dtype=torch.int32)
     for index, rows in predicted(function, dataset, config, world, loader):
         index, rows = index.cpu(), rows.float().cpu()
         if out is None:
-            out = torch.zeros(len(dataset), *rows.shape[1:])
-        out[index], seen[index] = rows, 1
+            out = torch.zeros(share, *rows.shape[1:])
+        out[index // world.size], seen[index] = rows, 1
         tick(len(index))
     if world.size > 1:
         # A process may have had no image at all: it learns the width from the others.
         width = world.maximum(0 if out is None else out.shape[1])
-        whole = torch.zeros(len(dataset), width) if out is None else out
-        # Each row is zero everywhere but in one process: the sum is exact.
-        out = world.sum_(whole.to(world.device)).cpu()
+        out = _gathered(torch.zeros(share, width) if out is None else out, len(dataset), world, everywhere)
         seen = world.sum_(seen.to(world.device)).cpu()
     if out is None or not seen.any():
         first = next(iter(dataset.bad_images()), "")
         raise DataError(f"{dataset.name} {dataset.split}: none of the {len(dataset)} images can be read. {first}")
     good = seen.nonzero()[:, 0].numpy()
     return out, good
+
+
+def _gathered(own: Tensor, count: int, world: World, everywhere: bool) -> Tensor:
+    """[count, width] of the rows that each process has of it: a piece at a time, since features of millions of images
+    do not fit onto a device, nor twice into memory."""
+    rows = max(1, PIECE // max(1, own.shape[1] * world.size)) * world.size
+    out = own.new_empty(count if everywhere or world.main else 0, own.shape[1])
+    for start in range(0, count, rows):
+        piece = torch.zeros(min(rows, count - start), own.shape[1])
+        mine = piece[world.rank :: world.size]
+        mine.copy_(own[start // world.size :][: len(mine)])
+        piece = world.sum_(piece.to(world.device))  # each row is zero everywhere but in one process: the sum is exact
+        if len(out):
+            out[start : start + rows] = piece
+    return out
 
 
 def plain_samples(run: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -11,6 +11,7 @@ from gpu_logicmix import GPULogicMix, OrMixup, hide_labels
 from gpu_logicmix.data import DataError, open_dataset
 from gpu_logicmix.data.images import digest_of
 from gpu_logicmix.errors import RunError
+from gpu_logicmix.train import predict
 from gpu_logicmix.train.batch import Augment, seed_step
 from gpu_logicmix.train.build import make_loss
 from gpu_logicmix.train.config import Config
@@ -169,6 +170,29 @@ def test_predictions_of_all_images_in_order(batch_size):
     assert sum(ticks) == 50
     expected = torch.stack([dataset[i][0].float().div(255).mean((1, 2)) for i in range(50)])
     torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("count", [1, 8, 37])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_processes_put_their_rows_together_a_piece_at_a_time(monkeypatch, count, everywhere):
+    """Two processes, one after the other: what the second one gives, the first one adds."""
+    monkeypatch.setattr(predict, "PIECE", 24)
+    rows, pieces = torch.rand(count, 3), []
+
+    class Second(World):
+        def sum_(self, tensor):
+            pieces.append(tensor.clone())
+            return tensor
+
+    class First(World):
+        def sum_(self, tensor):
+            return tensor + pieces.pop(0)
+
+    there = predict._gathered(rows[1::2], count, Second(1, 2, torch.device("cpu")), everywhere)
+    assert max(piece.numel() for piece in pieces) <= 24
+    assert len(there) == (count if everywhere else 0)
+    assert torch.equal(predict._gathered(rows[::2], count, First(0, 2, torch.device("cpu")), everywhere), rows)
+    assert not pieces
 
 
 def test_no_image_can_be_read(tmp_path):
