@@ -117,9 +117,12 @@ def read_last(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | Non
 
 
 def state_of(run: Any) -> dict[str, Any]:
-    """All that a run needs to resume exactly: how far it is, and whatever learns. `run` is a `loop.Training`."""
+    """All that a run needs to resume exactly: how far it is, and whatever learns. `run` is a `loop.Training`. Every
+    process calls it; what the first one gets is what to save."""
     state = {name: getattr(run, name) for name in PLACES}
+    mix = {} if run.augment.mix is None else run.augment.mix.state_dict()
     return state | {
+        "mixes": run.world.gathered({name: value.cpu() for name, value in mix.items()}),  # each has a bank of its own
         "format": FORMAT,
         "elapsed": run.time(),
         "steps": run.steps,
@@ -138,7 +141,7 @@ PLACES = ("step", "updates", "closed", "best", "best_epoch", "best_digest", "sec
 
 def _parts(run: Any) -> dict[str, Any]:
     parts = ("model", "optimizer", "scheduler", "scaler", "loss")
-    return {name: getattr(run, name) for name in parts} | {"curriculum": run.table, "mix": run.augment.mix}
+    return {name: getattr(run, name) for name in parts} | {"curriculum": run.table}
 
 
 def restore(run: Any, state: dict[str, Any]) -> None:
@@ -150,6 +153,10 @@ def restore(run: Any, state: dict[str, Any]) -> None:
     for name, part in _parts(run).items():
         if part is not None and not (name == "scheduler" and state["processes"] != run.world.size):
             part.load_state_dict(state[name])
+    if run.augment.mix is not None:
+        # Of other numbers of processes, and of earlier versions, there is that of the first.
+        mixes = state["mixes"] if "mixes" in state else [state["mix"]]
+        run.augment.mix.load_state_dict(mixes[run.world.rank] if len(mixes) == run.world.size else mixes[0])
     for group, value in zip(run.optimizer.param_groups, fused, strict=True):
         group["fused"] = value  # as this device has it, not the one of the checkpoint
     for name in (*PLACES, "elapsed"):

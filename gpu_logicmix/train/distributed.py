@@ -51,6 +51,14 @@ class World(NamedTuple):
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.control)
         return int(largest)
 
+    def gathered(self, state: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """What each process has, in the first one. Of tensors on the CPU."""
+        if self.size == 1:
+            return [state]
+        states = [{} for _ in range(self.size)] if self.main else None
+        dist.gather_object(state, states, group=self.control)
+        return states or []
+
     def share_buffers(self, module: torch.nn.Module) -> None:
         """Give all processes the buffers of the first: those of batch norms have seen each rank's own samples."""
         if self.size > 1:

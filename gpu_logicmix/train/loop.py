@@ -300,5 +300,6 @@ class Training:
         totals = self.sums.of_epoch(self.world)
         if self.table is not None:
             self.table.synchronize()  # what other processes have marked in this epoch
+        state = state_of(self) | {"totals": totals}
         if self.world.main:
-            save_checkpoint(self.folder, state_of(self) | {"totals": totals})
+            save_checkpoint(self.folder, state)

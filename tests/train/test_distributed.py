@@ -230,6 +230,16 @@ def test_one_of_two_processes_is_told_to_stop(tmp_path, both, signum):
     assert_same_run(folder, both)
 
 
+def test_each_of_two_processes_gets_its_own_bank_back(tmp_path):
+    arguments = (*SMALL, "--batch-size", 4, "--bank", 16, "--p", 1, "--no-cft", "--no-decisions")
+    for name, hook in (("whole", None), ("run", (stop_in_step, 4))):
+        for command in ranks(tmp_path, 2, *arguments, "--out", tmp_path / name, hook=hook):
+            assert command.process.exitcode == 0, command.text
+    for command in ranks(tmp_path, 2, "fit", "--out", tmp_path / "run", "--resume"):
+        assert command.process.exitcode == 0, command.text
+    assert same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
 def stop_rank_one(signum: int) -> None:
     if os.environ["RANK"] == "1":
         patch = pytest.MonkeyPatch()
