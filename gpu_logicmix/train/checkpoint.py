@@ -149,22 +149,29 @@ def restore(run: Any, state: dict[str, Any]) -> None:
     _check_same_run(run, state)
     if run.ema is not None:
         run.ema.module.load_state_dict(state["ema"])
-    fused = [group["fused"] for group in run.optimizer.param_groups]
+    load_optimizer(run.optimizer, state["optimizer"])
     for name, part in _parts(run).items():
-        if part is not None and not (name == "scheduler" and state["processes"] != run.world.size):
+        # A device that computed in another type than float16 has left no scale.
+        idle = name == "optimizer" or (name == "scaler" and not state[name])
+        if part is not None and not idle and not (name == "scheduler" and state["processes"] != run.world.size):
             part.load_state_dict(state[name])
     if run.augment.mix is not None:
         # Of other numbers of processes, and of earlier versions, there is that of the first.
         mixes = state["mixes"] if "mixes" in state else [state["mix"]]
         run.augment.mix.load_state_dict(mixes[run.world.rank] if len(mixes) == run.world.size else mixes[0])
-    for group, value in zip(run.optimizer.param_groups, fused, strict=True):
-        group["fused"] = value  # as this device has it, not the one of the checkpoint
     for name in (*PLACES, "elapsed"):
         setattr(run, name, state[name])
     # The sum over all processes goes to the first one alone.
     run.sums.totals = state["totals"].to(run.world.device) * run.world.main
     if state["processes"] != run.world.size:
         _rescale(run, state)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """With `fused` as this device has it, not the one of the checkpoint: by it the counters of steps find their device
+    while they are read."""
+    pairs = zip(state["param_groups"], optimizer.param_groups, strict=True)
+    optimizer.load_state_dict({**state, "param_groups": [{**saved, "fused": own["fused"]} for saved, own in pairs]})
 
 
 def _rescale(run: Any, state: dict[str, Any]) -> None:
@@ -203,6 +210,12 @@ def _check_same_run(run: Any, state: dict[str, Any]) -> None:
             f"{folder}: its checkpoint was made with {name}={state['config'][name]!r}, not {config[name]!r}; "
             "give the same options (--resume alone takes them from the folder), or choose another --out"
         )
+    for name in ("mean", "std"):  # --weights and --init may be others, but the images have to be normalised as before
+        if not torch.equal(state["model"][name], getattr(run.model, name).cpu()):
+            raise RunError(
+                f"{folder}: its checkpoint was made with images normalised otherwise; give its options "
+                f"weights={state['config']['weights']!r} and init={state['config']['init']!r}, or choose another --out"
+            )
     _check_same_data(run, state)
 
 

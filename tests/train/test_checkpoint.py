@@ -9,15 +9,19 @@ import numpy as np
 import pytest
 import torch
 from launch import CONTEXT, serve
+from runs import a_run, step_through
 
 from gpu_logicmix import build_model
 from gpu_logicmix.data import open_dataset
 from gpu_logicmix.errors import RunError
 from gpu_logicmix.train.checkpoint import (
+    load_optimizer,
     locked,
     read_checkpoint,
     read_last,
+    restore,
     save_checkpoint,
+    state_of,
     write_checkpoint,
     write_model,
     write_predictions,
@@ -101,6 +105,30 @@ def test_what_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert os.listdir(tmp_path) == ["last.pt"]
     assert read_last(tmp_path, pytest.fail)["step"] == 1
+
+
+def test_counters_of_steps_move_to_the_device_that_fuses():
+    """A run that began on a CPU resumes on a GPU, whose fused step reads its counters there."""
+    here, there = (torch.nn.Parameter(torch.zeros(2, device=device)) for device in ("cpu", "meta"))
+    before, after = (torch.optim.AdamW([parameter]) for parameter in (here, there))
+    here.grad = torch.ones(2)
+    before.step()
+    after.param_groups[0]["fused"] = True
+    load_optimizer(after, before.state_dict())
+    assert {value.device.type for value in after.state[there].values()} == {"meta"}
+    assert after.param_groups[0]["fused"]
+
+
+def test_resumes_in_float16_what_began_without_a_scale(tmp_path):
+    """As on a GPU that has no bfloat16, with --amp auto."""
+    run = a_run(tmp_path, amp="fp16")
+    step_through(run, 2)
+    saved = {**state_of(run), "totals": torch.zeros(2, dtype=torch.float64), "scaler": {}}
+    again = a_run(tmp_path, amp="fp16")
+    restore(again, saved)
+    assert again.step == 2
+    assert again.scaler.is_enabled()
+    step_through(again, 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------- lock

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from launch import SMALL, Command, good, run, until
 from PIL import Image
@@ -181,6 +182,15 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(tmp_path, mon
     torch.save(state, folder / "last.pt")
     with pytest.raises(RunError, match="made by an earlier version of gpu-logicmix"):
         train(folder, "must")
+
+
+def test_other_weights_that_would_normalise_the_images_are_refused(tmp_path, monkeypatch):
+    """With --normalisation auto it is the weights that say; those of the checkpoint would then see other images."""
+    folder, file = tmp_path / "run", tmp_path / "timm.pth"
+    stop_after(monkeypatch, folder, 2)
+    torch.save(timm.create_model("test_resnet", num_classes=0).state_dict(), file)
+    with pytest.raises(RunError, match=r"images normalised otherwise; give its options weights='none' and init=None"):
+        train(folder, "must", weights=str(file))
 
 
 def test_images_that_changed_since_are_noticed(tmp_path, monkeypatch):
