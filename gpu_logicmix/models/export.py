@@ -31,6 +31,7 @@ from gpu_logicmix.files import sync_folder, write_whole, written_whole
 from gpu_logicmix.models.classifier import Classifier
 
 FORMATS = {"onnx": "model.onnx", "torch-export": "model.pt2", "timm": "timm.safetensors", "hf": "hf"}
+OF_A_RUN = {"last.pt", "previous.pt", "best.pt", "cft.json", "decisions.json", "config.toml", "log.jsonl"}
 TOLERANCE = 1e-3  # of logits, relative to their spread
 
 
@@ -101,7 +102,9 @@ def _check_no_run(path: Path) -> None:
     """A run's own files are not written over."""
     if (path / "log.jsonl").exists() or (path / "last.pt").exists():
         raise ValueError(f"{path}: is the folder of a run; choose another")
-    if path.exists() and path.suffix == ".safetensors" and (path.parent / "log.jsonl").exists():
+    weights = path.suffix == ".safetensors"
+    names = {path.name, *([path.with_suffix(".json").name] if weights else [])}  # timm's format writes both
+    if (path.parent / "log.jsonl").exists() and ((weights and path.exists()) or names & OF_A_RUN):
         raise ValueError(f"{path}: is a file of the run in {path.parent}; choose another")
 
 

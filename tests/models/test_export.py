@@ -207,3 +207,16 @@ def test_without_onnx(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     with pytest.raises(RunError, match=r"pip install onnx onnxruntime onnxscript"):
         export_model(model_of(), "onnx", tmp_path / "model.onnx", card_of())
+
+
+@pytest.mark.parametrize(
+    "name", ["last.pt", "best.pt", "cft.safetensors", "decisions.safetensors", "model.safetensors"]
+)
+def test_an_export_is_no_file_of_a_run(tmp_path, name):
+    """timm's format writes a .json beside: cft.json and decisions.json are the run's, too."""
+    (tmp_path / "log.jsonl").touch()
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ValueError, match=r"is a file of the run in"):
+        export._check_no_run(tmp_path / name)
+    export._check_no_run(tmp_path / "timm.safetensors")
+    export._check_no_run(tmp_path / "cft.onnx")
