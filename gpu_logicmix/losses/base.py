@@ -165,7 +165,7 @@ class PartialLoss(Loss):
     def cells(self, output: Output, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
         unknown = is_unknown(batch.targets, self.unknown)
-        if batch.targets.is_floating_point() or self.unknown != -1:
+        if batch.targets.is_floating_point() or self.unknown != -1 or not batch.targets.dtype.is_signed:
             y = batch.targets.masked_fill(unknown, 0).to(logits.dtype)
         else:
             y = batch.targets.clamp(min=0).to(logits.dtype)  # the same, in half the time on a CPU

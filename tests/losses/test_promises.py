@@ -81,6 +81,7 @@ def test_labels_of_any_type_and_encoding(name):
     assert make(name)(logits, with_nan, mixed=mixed) == expected  # whatever `unknown` says
     other = targets.masked_fill(targets == -1, 7)
     assert make(name, unknown=7)(logits, other, mixed=mixed) == expected
+    assert make(name)(logits, targets.to(torch.uint8), mixed=mixed) == expected  # -1 is 255, as the mixes have it
 
 
 @every_loss
