@@ -93,13 +93,21 @@ def gains_words(name: str, rows: list[Row], _: str) -> str:
 def pairs_table(name: str, rows: list[Row], title: str) -> str:
     """A line for each known proportion. Differences are of runs with the same seed; ± is half of a 95 % interval."""
     table = next((t for t in tables(rows) if t.title == title), None)
-    if table is None or len(table.blocks) < 4:
+    if table is None or len(table.blocks) not in (2, 4):
         return "Not enough runs are finished yet.\n"
-    means, gains, _, tuned = table.blocks
+    means = table.blocks[0]
     names = [line[0].text for line in means.rows]
+    if len(table.blocks) == 4:
+        ends, chosen = table.blocks[1].rows[0][1:], table.blocks[3].rows[0][1:]
+        heads = table.blocks[1].heads[1:]
+    else:  # no method has two seeds, so there are no intervals
+        points = [p for p in gain_points([(name, rows)]) if p.table == title]
+        heads = [f"{p.known:.0%} known" for p in points]
+        ends = [Entry(f"{p.gain:+.1f}") for p in points]
+        chosen = [Entry("–" if p.tuned is None else f"{p.tuned:+.1f}") for p in points]
     lines = [
-        [Entry(known), means.rows[0][at], means.rows[1][at], gains.rows[0][at], tuned.rows[0][at]]
-        for at, known in enumerate(gains.heads[1:], 1)
+        [Entry(known), means.rows[0][at], means.rows[1][at], ends[at - 1], chosen[at - 1]]
+        for at, known in enumerate(heads, 1)
     ]
     return markdown_table(Block(["mAP (%)", *names, "gain", "gain, chosen epoch"], lines, "")) + "\n"
 

@@ -45,6 +45,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -235,7 +236,7 @@ def check_same_start(planned: Sequence[Planned], out: Path, say: Callable[[str],
         except (DataError, OSError) as error:
             say(f"finished runs count, not compared with the data: {error}")
             continue
-        positives = median(label_counts_of(train, 0).positive.tolist())
+        positives = median(np.asarray(label_counts_of(train, 0).positive).tolist())
         if (len(train), positives) != (row.images, positives if row.positives is None else row.positives):
             raise RunError(
                 f"{row.run}: is finished, with {row.images:,} images and {row.positives or 0:g} known positives per "

@@ -55,9 +55,9 @@ class World(NamedTuple):
         """What each process has, in the first one. Of tensors on the CPU."""
         if self.size == 1:
             return [state]
-        states = [{} for _ in range(self.size)] if self.main else None
-        dist.gather_object(state, states, group=self.control)
-        return states or []
+        states: list[dict[str, Tensor]] = [{} for _ in range(self.size)] if self.main else []
+        dist.gather_object(state, states or None, group=self.control)
+        return states
 
     def share_buffers(self, module: torch.nn.Module) -> None:
         """Give all processes the buffers of the first: those of batch norms have seen each rank's own samples."""
