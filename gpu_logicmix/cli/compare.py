@@ -27,7 +27,7 @@ def demo(
 ) -> None:
     """Plain training against LogicMix where the former overfits, on drawn shapes.
 
-    Two runs side by side, half of the labels known; three to four minutes on two cores, no GPU. Images of shapes are
+    Two runs side by side, half of the labels known; three to seven minutes on two cores, no GPU. Images of shapes are
     drawn on the fly, there is nothing to download. Prints a table, writes a page.
 
         gpu-logicmix demo --seed 1 --out demo-1
