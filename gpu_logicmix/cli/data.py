@@ -31,6 +31,7 @@ from gpu_logicmix.data import DataError, ImageDataset, cache_dataset, pack_datas
 from gpu_logicmix.data.cache import list_caches, prune, verify_cache
 from gpu_logicmix.data.sparse import SparseLabels
 from gpu_logicmix.errors import printable, shown
+from gpu_logicmix.files import check_out
 from gpu_logicmix.labels import LabelCounts, label_counts
 from gpu_logicmix.progress import progress_bar
 from gpu_logicmix.train.config import hide
@@ -67,6 +68,7 @@ def stats(
     from gpu_logicmix.report.label_stats import Share, mixed_labels, stats_figure
     from gpu_logicmix.report.label_tail import tail_figure
 
+    check_out(plot, "--plot")
     dataset = opened(data, split, None, option, "skip")
     if not dataset.categories:
         raise DataError(f"{data}: has no labels to count")
@@ -183,6 +185,7 @@ def preview(
     from gpu_logicmix.augment.randaugment import RandAugment, RandomHorizontalFlip
     from gpu_logicmix.report.preview import batch_steps, drawn_batch, preview_picture
 
+    check_out(out)
     dataset = opened(data, split, size, option, on_bad_image)
     if dataset.categories:
         dataset.labels, _ = hide(dataset.labels, known, protocol, seed)

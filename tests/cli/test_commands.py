@@ -238,11 +238,17 @@ def test_out_is_checked_before_the_work(tmp_path, monkeypatch, name, words):
 
     monkeypatch.setattr("gpu_logicmix.train.stepbench.measure_step", works)
     monkeypatch.setattr("gpu_logicmix.train.prior.load_run", works)
+    monkeypatch.setattr("gpu_logicmix.cli.data.opened", works)
     out = tmp_path / name
-    for command in (("bench",), ("prior", tmp_path)):
-        code, text = run(*command, "--out", out)
+    for *command, option in (
+        ("bench", "--out"),
+        ("prior", tmp_path, "--out"),
+        ("stats", "shapes", "--plot"),
+        ("preview", "shapes", "--out"),
+    ):
+        code, text = run(*command, option, out)
         assert code == 1
-        assert f"--out {out}: {words}" in " ".join(text.split())
+        assert f"{option} {out}: {words}" in " ".join(text.split())
 
 
 def test_a_prior_needs_a_name_for_each_category(tmp_path):
