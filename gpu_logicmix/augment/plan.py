@@ -82,10 +82,9 @@ def _random_bits(rows: int, columns: int, device: Device, generator: torch.Gener
 def drawn(function: Callable[..., Tensor], *args: Any, device: Device, generator: torch.Generator | None) -> Tensor:
     """What a random function of torch gives, on `device`. A generator draws where it is itself, for it can draw nowhere
     else; the numbers are sent to `device`."""
-    source = random_source(generator)
     if generator is None:
         return function(*args, device=device)
-    found = function(*args, device=generator.device, **source)
+    found = function(*args, device=generator.device, **random_source(generator))
     return found if device is None else sent(found, device)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +20,13 @@ __all__ = [
     "BadImage",
     "DataError",
     "Listing",
+    "any_folder",
     "check_choice",
     "check_paths",
     "read_json",
     "read_names",
     "read_text",
+    "repeated",
 ]
 
 
@@ -120,3 +123,15 @@ def _check_inside(home: str, path: str, where: Callable[[int], str], i: int) -> 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise DataError(f"{name}={value!r}: must be {' or '.join(choices)}")
+
+
+def any_folder(root: Path, names: Sequence[str]) -> bool:
+    """Whether a folder of any of these files is there. A single file says less: it may be missing."""
+    return any((root / home).is_dir() for home in {name.rpartition("/")[0] for name in names})
+
+
+def repeated(names: Sequence[str]) -> str | None:
+    """The first name that is there more than once, also among millions; None if there is none."""
+    if len(set(names)) == len(names):  # the common case, in half the time
+        return None
+    return next(name for name, count in Counter(names).items() if count > 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpu_logicmix.data.files import Listing, check_choice, check_paths
+from gpu_logicmix.data.files import Listing, any_folder, check_choice, check_paths
 from gpu_logicmix.data.table import check_unique
 from gpu_logicmix.errors import DataError
 from gpu_logicmix.files import read_text
@@ -36,7 +36,7 @@ def list_nuswide(root: Path, split: str, *, empty: str = "absent") -> Listing:
     folder, flat = root / "images", False
     if (root / "Flickr").is_dir():
         folder = root / "Flickr"
-    elif not any((folder / home).is_dir() for home in {name.rpartition("/")[0] for name in names}):
+    elif not any_folder(folder, names):
         flat = True
     paths = [name.rpartition("/")[2] for name in names] if flat else names
     if empty == "drop":

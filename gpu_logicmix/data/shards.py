@@ -21,7 +21,6 @@ import json
 import os
 import tarfile
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +29,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gpu_logicmix.data.files import Listing, check_choice
+from gpu_logicmix.data.files import Listing, check_choice, repeated
 from gpu_logicmix.data.folder import SUFFIXES
 from gpu_logicmix.data.images import decode_image
 from gpu_logicmix.data.index import load_index, save_index
@@ -107,8 +106,7 @@ def list_tar(home: str, split: str, *, others: str = "absent") -> Listing:
         notes += facts["labels"]
     if not ids:
         raise DataError(f"{home}: no images in the shards of {split!r}")
-    if len(set(ids)) != len(ids):
-        twice = next(name for name, count in Counter(ids).items() if count > 1)
+    if (twice := repeated(ids)) is not None:
         raise DataError(f"{home}: sample {twice!r} is in the shards of {split!r} twice; remove one of the two")
     named = (name for note in notes for names in note.values() for name in names)
     categories = fixed or sorted({name for name in named if isinstance(name, str)})

@@ -7,14 +7,13 @@ A sample is an object: its box is cut out of the image. Attributes are present, 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from gpu_logicmix.data.files import Listing, check_choice
+from gpu_logicmix.data.files import Listing, check_choice, repeated
 from gpu_logicmix.data.images import FileSource, read_image
 from gpu_logicmix.data.sparse import SparseLabels
 from gpu_logicmix.data.table import image_root
@@ -70,8 +69,7 @@ def list_vaw(root: Path, split: str, *, genome: str | None = None, conflict: str
             names.append(name)
             boxes.append(box)
             places.append(where)
-    if len(set(ids)) != len(ids):
-        twice = next(name for name, count in Counter(ids).items() if count > 1)
+    if (twice := repeated(ids)) is not None:
         raise DataError(f"{root}/data: instance {twice!r} is there twice")
     if not ids:
         raise DataError(f"{root}/data: lists no objects for {split!r}")

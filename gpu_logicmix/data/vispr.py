@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpu_logicmix.data.files import Listing, check_choice, check_paths
+from gpu_logicmix.data.files import Listing, any_folder, check_choice, check_paths
 from gpu_logicmix.data.table import check_unique, listed_labels
 from gpu_logicmix.errors import DataError
 from gpu_logicmix.files import read_json, read_text
@@ -37,7 +37,7 @@ def list_vispr(root: Path, split: str) -> Listing:
     where = lambda i: str(entries[i][0])  # noqa: E731
     labels = listed_labels([entry["labels"] for _, entry in entries], categories, "absent", where, source)
     paths = [entry["image_path"] for _, entry in entries]
-    if not any((root / home).is_dir() for home in {path.rpartition("/")[0] for path in paths}):
+    if not any_folder(root, paths):
         paths = [path.removeprefix("images/") for path in paths]
     check_unique(paths, lambda i: i, root / f"{split}2017", "file")
     missing = check_paths(root, paths, where)

@@ -16,6 +16,7 @@ from gpu_logicmix.report.words import finite
 Points = list[tuple[float, float | None]]
 WIDTH, HEIGHT = 360, 200
 LEFT, RIGHT, TOP, BOTTOM = 50, 350, 12, 176  # of the plotting area
+POINTS = 200  # of a curve: about as many as there are pixels
 
 
 class Series(NamedTuple):
@@ -177,7 +178,7 @@ def path(points: Points, axes: Axes) -> str:
     return "".join(parts)
 
 
-def thin(points: Points, most: int = 200) -> Points:
+def thin(points: Points, most: int = POINTS) -> Points:
     """Means of neighbours, where there are more points than pixels to draw them."""
     size = -(-len(points) // most)
     if size <= 1:

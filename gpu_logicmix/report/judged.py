@@ -14,13 +14,12 @@ from markupsafe import Markup
 from gpu_logicmix.data import ImageDataset
 from gpu_logicmix.labels import label_counts
 from gpu_logicmix.metrics import average_precision
-from gpu_logicmix.report.charts import Points, Series, line_chart, spark_line
+from gpu_logicmix.report.charts import POINTS, Points, Series, line_chart, spark_line
 from gpu_logicmix.report.listing import Cell, Listing, number, share_bar
 from gpu_logicmix.report.run_folder import Predictions, Run
 from gpu_logicmix.report.words import percent
 
 BINS = 10  # of a reliability diagram
-POINTS = 200  # of a curve
 
 
 def clean_targets(found: Predictions) -> tuple[np.ndarray, np.ndarray, int]:
